@@ -31,7 +31,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.images import read_picture
-from notes_cli.measure.significance import interval
+from notes_cli.measure.battery import interval
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
     from notes_cli.runtime.answering import Plan
-    from notes_cli.runtime.importing import Imported
-    from notes_cli.runtime.recompile import Compiled
+    from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.forget import Forgotten
@@ -62,7 +61,7 @@ _MODULES = {
     "EngineError": "errors",
     "Examination": "measure.examination",
     "Forgotten": "sessions.forget",
-    "Imported": "runtime.importing",
+    "Imported": "runtime.recompile",
     "Callbacks": "runtime.request",
     "Method": "editing.methods",
     "Model": "api",

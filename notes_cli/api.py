@@ -30,7 +30,7 @@ from notes_cli.runtime.answering import Plan, ask, ask_stream, explain
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Request, Stream
-from notes_cli.runtime.settings import parse_method
+from notes_cli.runtime.resolve import parse_method
 from notes_cli.runtime.synchronized import Computing, check_keywords, checked, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
 
@@ -43,14 +43,12 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Edits, Report
-    from notes_cli.runtime.importing import Imported
-    from notes_cli.runtime.recompile import Compiled
+    from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.forget import Forgotten
-    from notes_cli.sessions.lines import Line
     from notes_cli.sessions.session import Session as LiveSession
-    from notes_cli.sessions.state import Entry
+    from notes_cli.sessions.state import Entry, Line
     from notes_cli.text.blocks import Blocks
     from notes_cli.text.skill import Skill
 
@@ -189,11 +187,11 @@ class _AsyncMethods:
     ) -> Answer:
         """Answer one question as `ask` does, in the model's worker thread, where concurrent calls queue and callbacks
         run. Cancelling the task cancels the generation; a session does not keep the turn. Options as in `Model.ask`."""
-        from notes_cli.runtime import async_answering
+        from notes_cli.runtime.synchronized import answer_in_thread
 
         check_keywords(_AsyncMethods.aask, how)
         request = _request(question, how)
-        return await async_answering.answer(self.workspace, lambda: self.stream(request, callbacks=callbacks))
+        return await answer_in_thread(self.workspace, lambda: self.stream(request, callbacks=callbacks))
 
     @with_question_options
     async def astream(
@@ -201,12 +199,12 @@ class _AsyncMethods:
     ) -> AsyncGenerator[str, None]:
         """Yield the text as `stream` does, for `async for`; `callbacks.on_answer` gets the Answer. Options as in
         `Model.ask`."""
-        from notes_cli.runtime import async_answering
+        from notes_cli.runtime.synchronized import texts_from_thread
 
         check_keywords(_AsyncMethods.astream, how)
         request = _request(question, how)
         async with aclosing(
-            async_answering.texts(self.workspace, lambda: self.stream(request, callbacks=callbacks))
+            texts_from_thread(self.workspace, lambda: self.stream(request, callbacks=callbacks))
         ) as texts:
             async for text in texts:
                 yield text
@@ -354,7 +352,7 @@ class Model(_AsyncMethods):
         Raises SegmentError if the file is damaged or its K/V differs from what this model computes, TakenError if the
         name belongs to another text.
         """
-        from notes_cli.runtime.importing import import_segment
+        from notes_cli.runtime.recompile import import_segment
 
         with callbacks.progress(f"computing {Path(source).name}", later=True) as update:
             return import_segment(

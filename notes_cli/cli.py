@@ -60,6 +60,7 @@ MODULES = {
     **dict.fromkeys(("models", "pull"), "models"),
     **dict.fromkeys(("init", "paths", "completion", "doctor"), "setup"),
     **dict.fromkeys(("calibrate", "profile"), "calibrate"),
+    **dict.fromkeys(("session", "edit"), "session"),
 }
 
 # Names of these commands in other programs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from notes_cli.text.sizes import human_size
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.answering import Plan
     from notes_cli.runtime.request import Answer, Request, Settings
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.lines import Origin
-    from notes_cli.sessions.state import Entry
+    from notes_cli.sessions.state import Entry, Origin
 
 _WHY = {
     "": "",
@@ -145,17 +144,6 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
 
 def erratum_as_json(erratum: GlobalErratum) -> dict[str, str]:
     return {key: getattr(erratum, key) for key in ("skill", "field", "was", "value")}
-
-
-class ContextSize(NamedTuple):
-    """Current and greatest size of a context in tokens, for the message about an answer that was cut."""
-
-    size: int
-    longest: int | None
-
-    @classmethod
-    def of(cls, workspace: Workspace) -> ContextSize:
-        return cls(workspace.context.n_ctx, workspace.longest)
 
 
 def turn_as_json(

@@ -17,7 +17,7 @@ from markers import MARKERS, QUICK, markers_of, skipped_when_quick, unmarked
 from samples import ABSENT
 
 from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 from notes_cli.text.skill import Skill, parse_skill
 
 if TYPE_CHECKING:

@@ -67,10 +67,10 @@ ONLY = {
 }
 
 # The command line, and files with flags of pip or sentences that an earlier version wrote into sessions.
-MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/lines.py"}
+MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/state.py"}
 
 # Modules that must not import llama.cpp, besides all of `text`.
-PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.lines", "sessions.state")
+PURE = ("engine.positions", "engine.pieces", "sessions.ledger", "sessions.state")
 PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
 

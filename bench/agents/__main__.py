@@ -31,7 +31,7 @@ import yaml
 
 from bench.processes import notes_serve
 from bench.random_model import Shape, random_model
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / "build" / "agents"

@@ -15,10 +15,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, SegmentError, SkillError
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.importing import import_segment
+from notes_cli.runtime.recompile import import_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 

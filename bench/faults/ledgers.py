@@ -17,8 +17,8 @@ from bench.faults.stage import Stage
 from notes_cli.engine.pieces import Reason
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import Ledger, LedgerError, chain, read_ledger
-from notes_cli.sessions.lines import ROWS
 from notes_cli.sessions.listing import HEAD, LEDGER
+from notes_cli.sessions.state import ROWS
 
 DEEP = 20  # every twentieth goes through the commands
 COMMANDS = (

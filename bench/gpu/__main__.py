@@ -179,7 +179,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.smollm2 is None:
         from notes_cli import config
-        from notes_cli.library.model_stores import SMOLLM2
+        from notes_cli.library.models import SMOLLM2
 
         given.smollm2 = SMOLLM2.find(config.paths().models)
     if given.part:

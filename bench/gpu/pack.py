@@ -18,7 +18,7 @@ from pathlib import Path
 
 from notes_cli import config
 from notes_cli.engine import native
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 
 SOURCES = ("notes_cli", "prompts", "skills", "bench", "tests", "docs/results")
 PART = 36 << 20  # bytes

@@ -11,7 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from notes_cli.engine.decision import decide
-from notes_cli.engine.patches import Patch, align, apply_patches
+from notes_cli.engine.positions import Patch, align, apply_patches
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence

@@ -21,7 +21,7 @@ from bench.paper import tasks as made
 from bench.paper.caches import Lab, Mix, Pair
 from bench.paper.tasks import Persona, Tasks
 from bench.real.tasks import Fact, Question
-from notes_cli.engine.patches import Patch
+from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure.verify import cosine

@@ -23,7 +23,7 @@ from bench.real.tasks import FACTS
 from bench.reference import cases, ours, report
 from notes_cli.config import shipped_model
 from notes_cli.engine.model import Model
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 
 FOLDER = ROOT / "build" / "reference"
 PAGE, BEGIN, END = ROOT / "docs" / "reference.md", "<!-- make reference: begin -->\n", "<!-- make reference: end -->"

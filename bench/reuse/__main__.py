@@ -27,7 +27,7 @@ from notes_cli import config
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.compile import skill_of
 from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.recompile import compile_to_library

@@ -23,8 +23,7 @@ from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.images import MAX_BYTES
 from notes_cli.library.segment_files import segment_files, skill_named
-from notes_cli.serve.client import CHAT, EXPLAIN, Declined, Json, Lost, post
-from notes_cli.serve.registry import LOCAL, Server, running
+from notes_cli.serve.client import CHAT, EXPLAIN, LOCAL, Declined, Json, Lost, Server, post, running
 
 HERE = "Leave it to this process: --server off"
 

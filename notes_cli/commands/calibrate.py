@@ -15,7 +15,7 @@ from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
-    from notes_cli.library.profiles import Measured, Profile, Profiles
+    from notes_cli.library.profiles import Profile, Profiles
 
 report_option = click.option(
     "--report",
@@ -77,8 +77,7 @@ def calibrate_command(
     if report:
         check_report(report)
 
-    from notes_cli.measure.battery import load_battery, pairs, shipped_battery
-    from notes_cli.measure.significance import LEAST
+    from notes_cli.measure.battery import LEAST, load_battery, pairs, shipped_battery
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
@@ -101,7 +100,7 @@ def calibrate_command(
 def check_report(path: Path) -> None:
     """Raise errors before measuring: UsageError for another suffix, NotesError without a folder or for an existing file
     that is not such a page."""
-    from notes_cli.measure.note_taking import is_page
+    from notes_cli.measure.calibrate import is_page
 
     if path.suffix.lower() != ".md":
         raise click.UsageError(f"--report writes .md, not {path.name!r}")
@@ -114,7 +113,7 @@ def check_report(path: Path) -> None:
 
 
 def write_report(path: Path, profile: Profile) -> None:
-    from notes_cli.measure.note_taking import page
+    from notes_cli.measure.calibrate import page
 
     day = profile.created[:10] or date.today().isoformat()
     path.write_text(page(profile, f"`notes calibrate` of notes {__version__} on {day}"), encoding="utf-8")
@@ -123,7 +122,7 @@ def write_report(path: Path, profile: Profile) -> None:
 
 def as_dict(profile: Profile) -> dict[str, Any]:
     """Return a profile as in docs/json.md, with its finding."""
-    from notes_cli.measure.note_taking import finding
+    from notes_cli.measure.calibrate import finding
 
     result = finding(profile)
     return {**profile.as_dict(), "finding": result and result._asdict()}
@@ -131,16 +130,9 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 
 def print_profile(profile: Profile) -> None:
     """Print the figures of each method, the finding, the verdicts, and the chosen settings."""
-    from notes_cli.measure.note_taking import finding
+    from notes_cli.measure.calibrate import finding, method_rows
 
-    names = dict.fromkeys(entry.name for entry in profile.measured if entry.what == "method")
-    rows = []
-    for name in names:
-        direct, reasoned = (profile.found("method", name, way) for way in ("direct", "reasoned"))
-        shares = [cell for measured in (direct, reasoned) for cell in _shares(measured)]
-        cost = direct or reasoned
-        assert cost is not None  # measured at least one way
-        rows.append((name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares))
+    rows = list(method_rows(profile))
     columns = ("method", "decoded", "ms", "cosine", "right", "as recompute", "reasoned: right", "as recompute")
     if rows:
         output.table(columns, rows, right=columns[1:])
@@ -157,18 +149,14 @@ def print_profile(profile: Profile) -> None:
 
 def _print_composition(profile: Profile) -> None:
     from notes_cli.commands.remedies import advice
-    from notes_cli.runtime.settings import repair
+    from notes_cli.measure.calibrate import pair_rows
+    from notes_cli.runtime.resolve import repair
 
     composition = profile.composition
     if composition is None:
         output.result("several skills: not measured")
         return
-    names = dict.fromkeys(entry.name for entry in profile.measured if entry.what == "composition")
-    rows = []
-    for name in names:
-        one, two = (profile.found("composition", name, way) for way in ("one", "two"))
-        either = two or one
-        rows.append((name, f"{either.decoded:.0f}" if either else "", *(_shares(part)[0] for part in (one, two))))
+    rows = list(pair_rows(profile))
     columns = ("two skills", "decoded", "one is needed: right", "both are needed: right")
     if rows:
         output.result("")
@@ -176,15 +164,6 @@ def _print_composition(profile: Profile) -> None:
     output.result(f"several skills: {composition.why}")
     if composition.repair:
         output.result(f"for skills A and B: {advice(repair(composition.repair, ['A', 'B']))}")
-
-
-def _shares(measured: Measured | None) -> tuple[str, str]:
-    if not measured:
-        return "", ""
-    from notes_cli.measure.significance import interval
-
-    low, high = interval(measured.right, measured.cases)
-    return f"{measured.right} of {measured.cases} ({low:.2f} to {high:.2f})", f"{measured.same}"
 
 
 def _verdict(profile: Profile, way: str) -> str:
@@ -217,7 +196,7 @@ def _profiles() -> Profiles:
 
 def _read(profiles: Profiles, name: str) -> Profile:
     """Read a profile by name. Raises NotesError for an unknown method or wording in it."""
-    from notes_cli.runtime.settings import check_names
+    from notes_cli.runtime.resolve import check_names
 
     path = profiles.named(name)
     profile = profiles.read(path)

@@ -22,9 +22,8 @@ from notes_cli.errors import NotesError, SkillError
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.info import SegmentInfo
-    from notes_cli.runtime.file_watch import FileStamp
     from notes_cli.runtime.recompile import Compiled
-    from notes_cli.runtime.sources import Shape, Source, Sources
+    from notes_cli.runtime.sources import FileStamp, Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.tools import ToolSet
 
@@ -401,8 +400,7 @@ def watch_command(
       notes watch skills/ notes.md
       notes watch --all --json
     """
-    from notes_cli.runtime.file_watch import Files, Watched, file_stamp
-    from notes_cli.runtime.sources import Sources
+    from notes_cli.runtime.sources import Files, Sources, Watched, file_stamp
 
     watched, files = Watched(), Files()
     files.add(_files(sources, all_))
@@ -463,7 +461,7 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
 
 def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
     """Return the images in a text and their stamps, if the model has vision."""
-    from notes_cli.runtime.file_watch import file_stamp
+    from notes_cli.runtime.sources import file_stamp
     from notes_cli.text.skill import load_skill
 
     with suppress(NotesError):  # tools, or an unreadable text, which the compile reports

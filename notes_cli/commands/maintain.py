@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from notes_cli.library.check import Finding, OnChecked
     from notes_cli.library.store import Library
     from notes_cli.library.tidy import LibraryFile
-    from notes_cli.runtime.importing import Imported
+    from notes_cli.runtime.recompile import Imported
     from notes_cli.sessions.folder import Sessions
 
 

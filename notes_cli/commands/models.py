@@ -15,8 +15,7 @@ from notes_cli.commands.config import project_model
 if TYPE_CHECKING:
     from notes_cli.engine.architectures import Skills
     from notes_cli.engine.header import Header
-    from notes_cli.library.model_stores import NamedModel
-    from notes_cli.library.models import Models
+    from notes_cli.library.models import Models, NamedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
     from notes_cli.library.download import choose, fetch
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     quiet = quiet or json_
     if name.casefold() == SMOLLM2.name:
@@ -184,7 +183,7 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
     from notes_cli import config
     from notes_cli.library.download import is_genuine, pull_smollm2
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     folder = config.paths().models
     path = SMOLLM2.find(folder)

@@ -423,8 +423,7 @@ def open_workspace(
     from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
-    from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-    from notes_cli.runtime.workspace import Workspace
+    from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     choice = choose_model(quiet=quiet, session=session, begins=begins, **given)
     log.set_output(output.log if given["verbose"] > 1 else None)
@@ -536,7 +535,7 @@ def _model_path(
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
     from notes_cli import config
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:
         return config.shipped_model()

@@ -19,7 +19,6 @@ from notes_cli import output
 from notes_cli.commands.options import answers_of, named
 from notes_cli.commands.terminal import piped_text, read_text
 from notes_cli.errors import NotesError
-from notes_cli.explanations import ContextSize
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
@@ -117,7 +116,7 @@ def request_of(options: Options) -> Request:
     """Return the request with these options. Raises NotesError for an invalid value."""
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.runtime.request import UNLIMITED, Request
-    from notes_cli.runtime.settings import parse_method
+    from notes_cli.runtime.resolve import parse_method
 
     method, max_tokens = options["method"], options["max_tokens"]
     parsed = {
@@ -249,10 +248,10 @@ class AnswerPrinter:
             progress=partial(watch, hidden=self._command.json),
             on_reasoning=self.reasoning if self._streams else None,
             on_reasoning_end=lambda trace, requested: self.end_reasoning(
-                trace.text, trace.stopped, requested, ContextSize.of(workspace)
+                trace.text, trace.stopped, requested, workspace
             ),
             on_text=self.answer if self._streams else None,
-            on_answer=lambda answer: self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace)),
+            on_answer=lambda answer: self.end_answer(answer.text, answer.stopped, workspace),
         )
 
     def reasoning(self, text: str) -> None:
@@ -260,41 +259,42 @@ class AnswerPrinter:
         if self._streams:
             self._reasoning.write(text)
 
-    def end_reasoning(self, text: str, stopped: Stopped, requested: bool, context: ContextSize | None) -> None:
+    def end_reasoning(self, text: str, stopped: Stopped, requested: bool, workspace: Workspace | None) -> None:
         """End the reasoning, with its whole text, why it ended, and whether it was requested."""
         if requested and not self._command.stream and not self._command.json:
             self._reasoning.write(text)
         self._reasoning.end()
-        self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], context)
+        self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], workspace)
 
     def answer(self, text: str) -> None:
         self._reasoning.end()
         if self._streams:
             self._answer.write(text)
 
-    def end_answer(self, text: str, stopped: Stopped | None, context: ContextSize | None) -> None:
+    def end_answer(self, text: str, stopped: Stopped | None, workspace: Workspace | None) -> None:
         """End the answer, with its whole text and why it ended (None for a choice)."""
         if stopped is None or not self._streams:
             if not self._command.json:
                 output.data(text)
         else:
             self._answer.end(always=True)
-        self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], context)
+        self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], workspace)
 
     def _warn_cut(
-        self, part: str, stopped: Stopped | None, option: str, limit: int, context: ContextSize | None
+        self, part: str, stopped: Stopped | None, option: str, limit: int, workspace: Workspace | None
     ) -> None:
-        """Print that a part was cut, and how to get more. `context`: None for a server's."""
+        """Print that a part was cut, and how to get more. `workspace`: None for a server's."""
         if stopped == "length" and limit:
             output.say(
                 f"the {part} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
             )
-        elif stopped == "context" and context is None:
+        elif stopped == "context" and workspace is None:
             output.say(f"the {part} was cut: the context of the server is full; give that more: notes serve -c")
-        elif stopped == "context" and context:
-            at_most = context.longest is not None and context.size >= context.longest
+        elif stopped == "context" and workspace:
+            size, longest = workspace.context.n_ctx, workspace.longest
+            at_most = longest is not None and size >= longest
             options = self._command.options
             wanted = max(options["max_tokens"], 0) + options["max_think"] * options["think"]
-            more = f"give it more: -c {context.size + -(-wanted // 256) * 256 if wanted else 2 * context.size}"
+            more = f"give it more: -c {size + -(-wanted // 256) * 256 if wanted else 2 * size}"
             advice = "the model was trained for no more (--beyond-trained)" if at_most else more
-            output.say(f"the {part} was cut: the context of {context.size:,} tokens is full; {advice}")
+            output.say(f"the {part} was cut: the context of {size:,} tokens is full; {advice}")

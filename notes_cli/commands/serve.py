@@ -247,7 +247,7 @@ def _registered(scheduler: DecodeThread, host: str, port: int, token: str, setti
     from notes_cli import config
     from notes_cli.commands.ask_server import folders
     from notes_cli.engine.header import stamp
-    from notes_cli.serve.registry import Server, address, registered
+    from notes_cli.serve.client import Server, address, registered
 
     url, sources = address(host, port), scheduler.workspace.model.sources
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""`notes session`: list, show, fork, undo, compact, forget, export, import and remove the sessions on disk."""
+"""`notes session` and `notes edit`: show, change, exchange and remove the sessions on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -14,18 +14,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SessionName, model_options, open_model, own_sessions
-from notes_cli.commands.terminal import standard_input
+from notes_cli.commands.options import (
+    SessionName,
+    field_option,
+    library,
+    model_options,
+    named,
+    open_model,
+    own_sessions,
+)
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.explanations import entry_why
+from notes_cli.explanations import edit_why, entry_why, erratum_as_json
 from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
+    from notes_cli.library.global_errata import GlobalErratum
+    from notes_cli.sessions.edits import Edited
     from notes_cli.sessions.folder import SessionFolder
     from notes_cli.sessions.forget import Forgotten
-    from notes_cli.sessions.lines import Line
-    from notes_cli.sessions.state import Entry, State
+    from notes_cli.sessions.state import Entry, Line, State
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table, or of a skill's text
@@ -33,7 +43,7 @@ _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"
 
 
 @click.group(options_metavar="", subcommand_metavar="COMMAND ...")
-def command() -> None:
+def session_command() -> None:
     """List, show, fork, undo, compact, export, import and remove sessions, and forget parts of them. `notes ask
     --session NAME` starts one, or continues it.
 
@@ -46,7 +56,7 @@ def command() -> None:
     """
 
 
-@command.command("ls")
+@session_command.command("ls")
 @click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def ls(quiet: bool, json_: bool) -> None:
@@ -87,7 +97,7 @@ def ls(quiet: bool, json_: bool) -> None:
     output.table(columns, rows, right=columns[1:5])
 
 
-@command.command("show")
+@session_command.command("show")
 @click.argument("name", type=SessionName())
 @click.option("--pieces", is_flag=True, help="A table of the pieces of the prompt, as they are in the KV cache.")
 @_JSON
@@ -134,7 +144,7 @@ def _table(entries: Sequence[Entry]) -> None:
     output.table(columns, rows, right=columns[:3])
 
 
-@command.command("rm")
+@session_command.command("rm")
 @click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_JSON
@@ -159,7 +169,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     return 0
 
 
-@command.command("fork")
+@session_command.command("fork")
 @click.argument("name", type=SessionName())
 @click.argument("new")
 @_JSON
@@ -172,7 +182,7 @@ def fork(name: str, new: str, json_: bool) -> None:
     _print({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
-@command.command("undo")
+@session_command.command("undo")
 @click.argument("name", type=SessionName())
 @_JSON
 def undo(name: str, json_: bool) -> None:
@@ -183,7 +193,7 @@ def undo(name: str, json_: bool) -> None:
     _print(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
 
 
-@command.command("compact")
+@session_command.command("compact")
 @click.argument("name", type=SessionName())
 @_JSON
 @model_options
@@ -207,7 +217,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     _print({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
 
 
-@command.command("forget")
+@session_command.command("forget")
 @click.argument("name")
 @click.argument("parts", nargs=-1, metavar="PART...")
 @click.option(
@@ -277,7 +287,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
         yield "the session's files have nothing of the removed text, and there is no undo; forks and exports keep it"
 
 
-@command.command("export")
+@session_command.command("export")
 @click.argument("name", type=SessionName())
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
@@ -313,7 +323,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     _print(facts, str(path), json_)
 
 
-@command.command("import")
+@session_command.command("import")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--name", metavar="NAME", help="What the session is to be called.  [default: as the file]")
 @_JSON
@@ -465,3 +475,114 @@ def _wrap(line: str, width: int) -> list[str]:
     blanks = line[: len(line) - len(line.lstrip())]
     words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
     return [blanks + part for part in words] or [""]
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("name", type=SessionName(), required=False)
+@click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
+@field_option(help="The new value. Repeatable.")
+@click.option(
+    "--method",
+    default="auto",
+    show_default=True,
+    metavar="METHOD",
+    help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
+    "blend@K, or suffix: decode everything after it again.",
+)
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@model_options
+def edit_command(
+    name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any
+) -> int:
+    """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
+
+    An erratum precedes the next question; the other methods change the cache now. Where field, selective or blend
+    was not enough, give the same value once more, by erratum or suffix.
+
+    With --all every session that has the skill gets the correction with its next question, and so does every
+    conversation of a server over this library and every later question with the skill, for as long as its text stays
+    the same. Without --field these
+    errata are listed. The value of the text takes one back.
+
+    \b
+    Examples:
+      notes edit mine --field date=2026-07-01
+      notes edit mine --field date=2026-07-01 --method suffix
+      notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
+      notes edit --all --field date=2026-07-01
+      notes edit --all                                  # which corrections hold
+    """
+    from notes_cli.text.fields import parse_values
+
+    if everybody == (name is not None):
+        raise click.UsageError("name a session, or all of them with --all")
+    if not fields:
+        if name is not None or named("method"):
+            raise click.UsageError("give the new value: --field NAME=VALUE")
+        return _list_errata(json_)
+    values = parse_values(fields)
+    if name is None:
+        if named("method"):
+            raise click.UsageError("--all corrects by errata: --method is for one session")
+        return _correct_all(values, json_, model)
+    edits = []
+    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+        for edit in session.edits(values, method, callbacks=print_callbacks(json_)):
+            edits.append(edit)
+            if not json_:
+                output.result(f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})")
+    if json_:
+        output.as_json({"version": 1, "session": name, "edits": [_edit_as_json(edit) for edit in edits]})
+    return 0
+
+
+def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
+    """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
+    from notes_cli.commands.remedies import worded
+    from notes_cli.library.global_errata import GlobalErrata
+    from notes_cli.sessions.global_correction import correct
+
+    with open_model(quiet=json_, **model) as opened:
+        done = correct(opened.workspace, GlobalErrata(library().folder), values)
+    skipped = {name: worded(error) for name, error in done.skipped.items()}
+    if json_:
+        output.as_json({**_errata_as_json(done.errata), "sessions": list(done.edited), "skipped": skipped})
+    else:
+        for erratum in done.errata:
+            output.result(f"{erratum.skill}.{erratum.field}={erratum.value}: an erratum before the next question")
+        output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
+        for name, why in skipped.items():
+            output.say(f"warning: session {name} was not edited: {why}")
+    return 1 if skipped else 0
+
+
+def _list_errata(json_: bool) -> int:
+    """List current global errata, also of skills that are not compiled at present."""
+    from notes_cli.library.global_errata import ENDED, GlobalErrata
+
+    store = library()
+    errata = [erratum for erratum in GlobalErrata(store.folder).all() if erratum.was != ENDED]
+    latest = {(erratum.skill, erratum.field): erratum for erratum in errata}
+    current = []
+    for erratum in latest.values():
+        infos = [entry.info for entry in store.entries(erratum.skill) if entry.info is not None]
+        values = {span.value for info in infos for span in info.fields if span.name == erratum.field}
+        if erratum.value != erratum.was and (erratum.was in values or not infos):
+            current.append((erratum, f"instead of {erratum.was}" + ("" if infos else ", when it is compiled again")))
+    if json_:
+        output.as_json({**_errata_as_json([erratum for erratum, _ in current]), "sessions": [], "skipped": {}})
+        return 0
+    for erratum, replaced in current:
+        output.result(f"{erratum.skill}.{erratum.field}={erratum.value}, {replaced}")
+    if not current:
+        output.say("there is no correction for all sessions")
+    return 0
+
+
+def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
+    return {"version": 1, "errata": list(map(erratum_as_json, errata))}
+
+
+def _edit_as_json(edit: Edited) -> dict[str, Any]:
+    keys = ("field", "value", "method", "chosen")
+    return {**{key: getattr(edit, key) for key in keys}, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}

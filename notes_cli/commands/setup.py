@@ -239,7 +239,7 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 def _context(model: Model) -> dict[str, str]:
     from notes_cli.engine import limits
     from notes_cli.engine.options import ContextOptions
-    from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+    from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 
     trained, available = limits.trained_length(model, ContextOptions()), limits.available_memory()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})

@@ -197,7 +197,7 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 
 def _composition_as_json(composed: Composed) -> dict[str, Any]:
-    from notes_cli.runtime.settings import repair
+    from notes_cli.runtime.resolve import repair
 
     counts = {name: composed.counts(several) for name, several in (("one", False), ("several", True))}
     return {
@@ -275,9 +275,9 @@ def _next_step(report: Report) -> str:
 
 def _print_composition(composed: Composed) -> None:
     """Print which skills each question needs, and which changes repair decisions that differ."""
-    from notes_cli.measure.significance import format_count
+    from notes_cli.measure.battery import format_count
     from notes_cli.measure.verify import ONE_PREFILL
-    from notes_cli.runtime.settings import repair
+    from notes_cli.runtime.resolve import repair
 
     output.result("")
     rows = [

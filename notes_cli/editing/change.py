@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.patches import Patch, position_map
+from notes_cli.engine.positions import Patch, position_map
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import UnsupportedError
-from notes_cli.text.blocks import token_spans
-from notes_cli.text.fields import Field, Hole, clean_value, fill
+from notes_cli.text.fields import Field, Hole, clean_value, fill, token_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,7 @@ class Model:
         path: Path,
         *,
         gpu_layers: int = -1,
-        main_gpu: int = 0,
         rpc: Sequence[str] = (),
-        mmap: bool = True,
         loading: Callable[[float], object] | None = None,
     ) -> None:
         """Load `path`. `gpu_layers`: layers to offload, -1 for all that fit. `rpc`: servers of llama.cpp's RPC backend
@@ -50,10 +48,10 @@ class Model:
         self._devices = devices.device_handles(rpc)  # resolved before anything is loaded
         # True if layers are not in this machine's main memory: all that fit go to a GPU.
         self.offloads = bool(rpc) or any(device.kind in devices.GPUS for device in devices.local_devices())
-        self.placed = gpu_layers, main_gpu, tuple(rpc)  # placement of the layers
+        self.placed = gpu_layers, tuple(rpc)  # placement of the layers
         self.sources = open_sources(path)  # all files of the model
         try:
-            self._load(gpu_layers, main_gpu, mmap, loading)
+            self._load(gpu_layers, loading)
             self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
             self._check_endless()
         except BaseException:
@@ -66,13 +64,12 @@ class Model:
         file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # this bit means "guessed"
         self.quantization = FILE_TYPES.get(file_type, f"type {file_type}")
 
-    def _load(self, gpu_layers: int, main_gpu: int, mmap: bool, loading: Callable[[float], object] | None) -> None:
+    def _load(self, gpu_layers: int, loading: Callable[[float], object] | None) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = min(gpu_layers, native.INTS[-1]) if gpu_layers >= 0 else native.INTS[-1]
-        params.main_gpu = native.fits(main_gpu, "main_gpu")
         if self._devices:
             params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
-        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
+        params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
         progress = process.loading(loading)  # must live as long as the call
         params.progress_callback = progress
         names = [source.loadable for source in self.sources]

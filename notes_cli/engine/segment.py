@@ -69,6 +69,14 @@ class LayerRows:
         return replace(self, k=self.k[rows], v=self.v[rows])
 
 
+def concatenate_rows(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
+    """Concatenate the rows of consecutive tokens, layer by layer."""
+    return tuple(
+        replace(rows[0], k=np.concatenate([part.k for part in rows]), v=np.concatenate([part.v for part in rows]))
+        for rows in zip(*parts, strict=True)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """Effect of a segment's tokens on the state S of one recurrent layer: S becomes A S + `b`. `a` has the values of A:

@@ -18,9 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context, Output
-from notes_cli.engine.image_positions import Image, check_no_images, images_of, length, position, removed_images, row
-from notes_cli.engine.patches import Patch, align, apply_patches, is_ascending, new_positions, position_map
 from notes_cli.engine.pieces import How, Piece, Reason
+from notes_cli.engine.positions import (
+    Image,
+    Patch,
+    align,
+    apply_patches,
+    check_no_images,
+    images_of,
+    is_ascending,
+    length,
+    new_positions,
+    position,
+    position_map,
+    removed_images,
+    row,
+)
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.seq_pool import Lease
@@ -48,7 +61,7 @@ class _Tail(NamedTuple):
 
 class KVSequence:
     """One sequence of a context. Rows count tokens from 0 in the order of the pieces; positions equal rows except after
-    images under M-RoPE (image_positions.py). Closing it, or leaving it as a context manager, frees its sequence."""
+    images under M-RoPE (positions.py). Closing it, or leaving it as a context manager, frees its sequence."""
 
     def __init__(self, context: Context, lease: Lease | None = None, *, dry: bool = False) -> None:
         """Create an empty sequence with this lease, or a new one. `dry`: keep the list of pieces without computing, to

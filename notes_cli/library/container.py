@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, ShortError, read_counts, read_values
+from notes_cli.engine.header import MAGIC, Cursor, FormatError, ShortError, read_counts, read_values
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,

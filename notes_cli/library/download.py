@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from notes_cli.engine.header import part_names
 from notes_cli.errors import Help, ModelError, NotesError, reason
-from notes_cli.library.model_stores import HUB, SMOLLM2, NamedModel, files, hub_bases, parse
+from notes_cli.library.models import HUB, SMOLLM2, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing
 
 USUAL = "Q4_K_M"  # default quantization, as llama.cpp's

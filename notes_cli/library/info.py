@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.gguf_file import (
+from notes_cli.engine.header import (
     MAGIC,
     STRING,
     UINT32,

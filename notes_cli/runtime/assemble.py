@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
-from notes_cli.runtime.settings import DEFAULT_SEAM, RUN_SEAM, repair
+from notes_cli.runtime.resolve import DEFAULT_SEAM, RUN_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
 APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
 _OTHER_LEFT = "preceded by a different context than at compile time"
-
-
-class AssembleOptions(TypedDict):
-    """Options of `assemble`."""
-
-    seam: int
-    splice: bool
-    strict: bool
-    exact: bool
-    counted: bool
 
 
 def assemble(

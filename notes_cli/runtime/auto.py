@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.methods import FIELD, FIELD_ERRATUM, Method
 from notes_cli.engine.decision import decide, log_softmax
-from notes_cli.engine.patches import Patch, align
+from notes_cli.engine.positions import Patch, align
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError, UnsupportedError
 from notes_cli.runtime.assemble import assemble_task

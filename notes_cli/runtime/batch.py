@@ -6,18 +6,14 @@ question that is decoded alone has exactly the logits of `notes ask`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 
-from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import Task
 from notes_cli.errors import EngineError, NotesError, Notice, reason
 from notes_cli.runtime.answering import Question, prepare, tokens_of_longest
-from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, UNLIMITED, Answer, Callbacks, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
@@ -25,7 +21,6 @@ from notes_cli.runtime.workspace import Workspace
 AT_MOST = 64
 IDLE = 4  # prefixes kept
 SPARE = 2  # sequences to begin a request with, beside those that run
-OPEN = 32  # skills kept open
 WAITING = 16  # answers per concurrent request that may wait for an earlier one
 
 
@@ -75,21 +70,11 @@ class _Batch:
         self._notices: set[str] = set()
         self._notice_to = callbacks.on_notice
         self._callbacks = replace(NO_CALLBACKS, on_notice=self._notice, progress=callbacks.progress)
-        self._open = lru_cache(OPEN)(self._open_segment)
 
     def _notice(self, notice: Notice) -> None:
         if str(notice) not in self._notices:
             self._notices.add(str(notice))
             self._notice_to(notice)
-
-    def _open_segment(self, reference: str, image: bool) -> Segment:
-        [segment] = open_segments(
-            self._workspace, [reference], self._callbacks.on_notice, image=image, watch=self._callbacks.progress
-        )
-        return segment
-
-    def _segment(self, reference: SkillRef, *, image: bool = False) -> SkillRef:
-        return reference if isinstance(reference, Segment) else self._open(os.fspath(reference), image)
 
     def submit(self, request: Request | NotesError, done: dict[int, Answer | NotesError], number: int) -> None:
         """Submit a request; its outcome goes to `done`."""

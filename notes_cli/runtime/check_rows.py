@@ -23,11 +23,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.select_tokens import prefill
+from notes_cli.editing.methods import prefill
 from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.rotation import FLOATS
-from notes_cli.engine.segment import BLOCK, Q8_0, LayerRows, RowArray, Segment, Tokens, Transition, to_float32
+from notes_cli.engine.segment import (
+    BLOCK,
+    Q8_0,
+    LayerRows,
+    RowArray,
+    Segment,
+    Tokens,
+    Transition,
+    concatenate_rows,
+    to_float32,
+)
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.workspace import Workspace
@@ -355,15 +365,6 @@ def _decode_at(
         context.truncate(seq_id, 0)
 
 
-def _concatenate(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
-    return [
-        replace(
-            layers[0], k=np.concatenate([layer.k for layer in layers]), v=np.concatenate([layer.v for layer in layers])
-        )
-        for layers in zip(*parts, strict=True)
-    ]
-
-
 @contextmanager
 def _second_context(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
     """Yield an empty sequence in a context that computes in another order."""
@@ -408,7 +409,7 @@ def _check_splice(
             start, tokens = position - segment.base + first, segment.tokens[first:last]
             args = sequence.context, sequence.seq_id, segment.context, tokens
             decoded.append(_decode_at(*args, start, segment.row_type, progress))
-    expected = _concatenate(decoded)
+    expected = concatenate_rows(decoded)
     spliced, back = _splice_and_read(workspace, segment.tokens, segment.layers, segment.base, position)
     rounded, _ = _splice_and_read(workspace, segment.tokens, expected, position, position)
     v_noise = {

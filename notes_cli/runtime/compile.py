@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.change import field_spans
-from notes_cli.editing.select_tokens import influence, prefill
+from notes_cli.editing.methods import influence, prefill
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, ImageFile, LayerRows, Prefill, Segment, quantized

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from notes_cli.engine.decision import Decision, decide_task
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Constraint, Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task, TokenGenerator
@@ -21,6 +20,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning
 
 if TYPE_CHECKING:
+    from notes_cli.engine.decision import Decision
     from notes_cli.text.tools import Calls
 
 DEFAULT_MAX_THINK = 512  # default maximum of reasoning tokens
@@ -363,6 +363,8 @@ def decide_after_reasoning(
 ) -> Task[Decision]:
     """Decide after reasoning: at the end of the sequence, or where the reasoning names its answer. The sequence is left
     unchanged. Raises NotesError for invalid choices."""
+    from notes_cli.engine.decision import decide_task  # few questions have choices
+
     named = thought.answer.casefold()
     if named not in [choice.casefold() for choice in choices]:
         return (yield from decide_task(sequence, choices))
@@ -378,6 +380,8 @@ def decide_after_reasoning(
 
 def choose_task(workspace: Workspace, sequence: KVSequence, choices: Sequence[str], limit: int) -> Task[Decision]:
     """Decide at the end of a sequence; with a `limit` above 0, after at most so many reasoning tokens."""
+    from notes_cli.engine.decision import decide_task
+
     if not limit:
         return (yield from decide_task(sequence, choices))
     thought = yield from ReplyGenerator(workspace, max_think=limit).reason(sequence)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from notes_cli.engine.header import Source
+from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import Help, ModelError, Remedy, SegmentError
 from notes_cli.images import read_picture
-from notes_cli.runtime.contexts import Contexts, changed
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Skill
 
@@ -20,9 +21,17 @@ from notes_cli.text.skill import Skill
 class ImageEncoding:
     """The vision encoder of one workspace, loaded on demand."""
 
-    def __init__(self, contexts: Contexts, projector: Path | None, tokens: tuple[int | None, int | None]) -> None:
-        """`tokens`: minimum and maximum per image, where the projector leaves that open."""
-        self._contexts, self._model = contexts, contexts.model
+    def __init__(
+        self,
+        model: Model,
+        threads: Callable[[], int],
+        digest: Callable[[Source], str],
+        projector: Path | None,
+        tokens: tuple[int | None, int | None],
+    ) -> None:
+        """`threads`: of the context. `digest`: hashes an open file. `tokens`: minimum and maximum per image, where the
+        projector leaves that open."""
+        self._model, self._threads, self._digest = model, threads, digest
         self._path, self._tokens = projector, tokens
 
     @cached_property
@@ -32,8 +41,7 @@ class ImageEncoding:
             text = f"{self._model.name} is to look at an image, which takes its projector (mmproj)"
             raise ModelError(text, Help.NAME_PROJECTOR(model=self._model.name))
         low, high = self._tokens
-        threads = self._contexts.context.threads
-        return VisionEncoder(self._model, self._path, min_tokens=low, max_tokens=high, threads=threads)
+        return VisionEncoder(self._model, self._path, min_tokens=low, max_tokens=high, threads=self._threads())
 
     def close(self) -> None:
         if "vision" in self.__dict__:
@@ -42,9 +50,9 @@ class ImageEncoding:
     @cached_property
     def projector(self) -> str:
         """Identity of the vision encoder in segments: digest of the projector, and its settings."""
-        digest = self._contexts.digest(self.vision.source)
+        digest = self._digest(self.vision.source)
         if self.vision.source.changed:
-            raise changed(self.vision.source)
+            raise self.vision.source.changed_error()
         return f"{digest} {self.vision.settings}"
 
     def split(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, ImageEmbeddings]]:

@@ -87,9 +87,9 @@ class KVBudget:
         return True
 
     @contextmanager
-    def reserving(self, cells: int, sequences: int = 1) -> Iterator[None]:
-        """Reserve cells for work other than answers, if they are available now."""
-        cells, sequences = (cells, sequences) if self.ensure_free(cells, sequences) else (0, 0)
+    def reserving(self, cells: int) -> Iterator[None]:
+        """Reserve cells and a sequence for work other than answers, if they are available now."""
+        cells, sequences = (cells, 1) if self.ensure_free(cells, 1) else (0, 0)
         self._reserved += cells
         self._sequences += sequences
         try:

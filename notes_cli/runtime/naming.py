@@ -13,8 +13,7 @@ from notes_cli.errors import NotesError
 from notes_cli.text.sizes import parse_size
 
 if TYPE_CHECKING:
-    from notes_cli.library.model_stores import NamedModel
-    from notes_cli.library.models import Models
+    from notes_cli.library.models import Models, NamedModel
     from notes_cli.library.store import Library
 
 
@@ -36,7 +35,7 @@ def model_file(word: str, paths: config.Paths | None = None) -> Path:
 
 def default_model(paths: config.Paths | None = None) -> Path:
     """Return the default model: SmolLM2 if it is installed, else the tiny one that ships."""
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     return SMOLLM2.find((paths or config.paths()).models) or config.shipped_model()
 
@@ -50,25 +49,24 @@ def chosen_model(paths: config.Paths | None = None) -> Path:
 
 def own_name(path: Path) -> str | None:
     """Return the name of a model that notes ships or installs; None for others."""
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     own = {SMOLLM2.file: SMOLLM2.name, config.SHIPPED_MODEL: config.SHIPPED_TINY}
     return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
 
 
-def model_argument(path: Path, paths: config.Paths | None = None) -> str:
+def model_argument(path: Path) -> str:
     """Return the argument of -m for a model: its name if that resolves to this file, else the path."""
     name = own_name(path)
     with suppress(NotesError, OSError):
-        if name and model_file(name, paths).samefile(path):
+        if name and model_file(name).samefile(path):
             return name
     return str(path)
 
 
 def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[NamedModel]:
     """SmolLM2 if it is there, the models that ship, and a file that NOTES_MODEL or config.yaml names."""
-    from notes_cli.library.model_stores import SMOLLM2, NamedModel
-    from notes_cli.library.models import OWN
+    from notes_cli.library.models import OWN, SMOLLM2, NamedModel
 
     files = [SMOLLM2.find(paths.models), config.shipped_model(), config.shipped_eye()[0]]
     named = [NamedModel(OWN, (own_name(path) or path.stem,), "", path) for path in files if path]

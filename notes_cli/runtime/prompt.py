@@ -16,8 +16,9 @@ from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, Reference, resolve_values, word
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
-from notes_cli.text.prompt import Chunk, build
+from notes_cli.text.messages import Conversation, SkillPart, asking, check_once, results_of
+from notes_cli.text.prompt import Chunk, build, next_turn
+from notes_cli.text.template import ChatTemplate
 
 _OPENING = Chunk("text")  # BOS
 
@@ -191,3 +192,18 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
         if not segment.media  # its K/V cannot be edited
     }
     return {name: changed for name, changed in changes.items() if changed}
+
+
+Result = tuple[str, str]  # name of a tool, and its output
+
+
+def as_question(results: Sequence[Result]) -> str:
+    """Return the text that a ledger records as the question of such a turn."""
+    return ", ".join(f"{name}: {text}" for name, text in results)
+
+
+def results_turn(workspace: Workspace, template: ChatTemplate, results: Sequence[Result]) -> list[Chunk]:
+    """Return the prompt chunks from an answer that called these tools to the next answer. Raises ModelError if the chat
+    template does not render tool results, NotesError for an invalid tool name."""
+    ends = [workspace.model.token_bytes(token, special=True).decode() for token in workspace.model.end_tokens]
+    return next_turn(template, results_of(results), ends=ends)

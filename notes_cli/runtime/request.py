@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from notes_cli.editing.methods import Method
-from notes_cli.engine.decision import Decision
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Stopped
@@ -15,6 +14,9 @@ from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK, UNLIMITED_RESERVE, Chosen, ReasoningTrace
 from notes_cli.runtime.open_skills import SkillRef, Watch, no_progress
 from notes_cli.text.erratum import of_fields
+
+if TYPE_CHECKING:
+    from notes_cli.engine.decision import Decision
 
 PARALLEL = 16  # concurrent questions
 UNLIMITED = 2**31 - 1  # tokens: limited by the context only

@@ -1,15 +1,25 @@
-"""Decorators of the Python API: they refuse unknown keywords, and hold the workspace's lock while a method runs.
+"""Gives the Python API one thread at a time: a lock that methods hold, and a worker thread per model for asyncio.
 
 A context, its sequences and the logits of its last batch belong to one thread at a time. A decorated generator holds
-the lock from one value to the next, so that several may be alive.
+the lock from one value to the next, so that several may be alive. Unknown keywords are refused. An answer is stopped
+when the asyncio task that waits for it is cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+import asyncio
+import contextvars
+import os
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from notes_cli.engine.interrupts import Stop
+from notes_cli.runtime.request import Answer, Stream
+from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec
@@ -128,3 +138,59 @@ def _locked_steps(self: Computing, values: Iterator[T]) -> Generator[T, None, R]
         if isinstance(values, Generator):
             with self.workspace.lock:
                 values.close()
+
+
+# workspace -> (process id, thread)
+_threads: WeakKeyDictionary[Workspace, tuple[int, ThreadPoolExecutor]] = WeakKeyDictionary()
+
+
+def _thread_of(workspace: Workspace) -> ThreadPoolExecutor:
+    """Return the workspace's worker thread, which runs calls in order. A forked process creates its own."""
+    process, thread = _threads.get(workspace, (0, None))
+    if thread is None or process != os.getpid():
+        thread = ThreadPoolExecutor(1, thread_name_prefix="notes")
+        _threads[workspace] = os.getpid(), thread
+    return thread
+
+
+async def answer_in_thread(
+    workspace: Workspace, start: Callable[[], Stream], on_text: Callable[[str], object] = lambda text: None
+) -> Answer:
+    """Start and drain a stream in the workspace's thread without interleaving other calls. `on_text` is called there
+    with each text. Cancelling the task closes the stream, within a batch if need be."""
+    stop = Stop()
+
+    def compute() -> Answer:
+        with workspace.lock, stop:
+            stream = start()
+            try:
+                while True:
+                    on_text(next(stream))
+            except StopIteration as end:
+                result: Answer = end.value
+                return result
+            finally:
+                stream.close()
+
+    context = contextvars.copy_context()
+    try:
+        return await asyncio.get_running_loop().run_in_executor(_thread_of(workspace), context.run, compute)
+    finally:
+        stop.ask()
+
+
+async def texts_from_thread(workspace: Workspace, start: Callable[[], Stream]) -> AsyncGenerator[str, None]:
+    """Yield the texts of a stream as they are generated. A slow reader does not block it; closing the generator ends
+    it."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Queue[str | None] = asyncio.Queue()
+    task = loop.create_task(
+        answer_in_thread(workspace, start, lambda text: loop.call_soon_threadsafe(waiting.put_nowait, text))
+    )
+    task.add_done_callback(lambda _: waiting.put_nowait(None))
+    try:
+        while (text := await waiting.get()) is not None:
+            yield text
+        await task
+    finally:
+        task.cancel()

@@ -86,8 +86,8 @@ class TokenIndex:
         """Return the run around tokens[at], where the window of this place is."""
         source, start = int(self._numbers[place]), int(self._starts[place])
         ids = self._sources[source]
-        before = _common(tokens[:at][::-1], ids[:start][::-1])
-        return TokenRun(at - before, at + _common(tokens[at:], ids[start:]), source, start - before)
+        before = common_prefix(tokens[:at][::-1], ids[:start][::-1])
+        return TokenRun(at - before, at + common_prefix(tokens[at:], ids[start:]), source, start - before)
 
 
 def _hashes(windows: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -99,7 +99,7 @@ def _hashes(windows: NDArray[np.int32]) -> NDArray[np.uint64]:
 _FACTORS = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(WINDOW)], np.uint64)
 
 
-def _common(one: Tokens, two: Tokens) -> int:
+def common_prefix(one: Tokens, two: Tokens) -> int:
     """Return the number of equal leading tokens."""
     count = min(len(one), len(two))
     same = one[:count] == two[:count]

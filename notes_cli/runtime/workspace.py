@@ -1,9 +1,17 @@
-"""Combines a model and its context with its chat template and the user's library: the start of every use."""
+"""Combines a model, its context, its chat template and the user's library: the start of every use.
+
+The context is created on demand and enlarged. Its identity goes with measurements: whether K/V may be moved and
+recurrent state carried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +21,19 @@ import numpy as np
 
 from notes_cli.config import Paths
 from notes_cli.config import paths as default_paths
+from notes_cli.engine import devices, limits
+from notes_cli.engine.context import Context
+from notes_cli.engine.header import Source
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
+from notes_cli.engine.rotation import RotationCheck, measure_rotation
+from notes_cli.engine.segment import Identity, Segment, Tokens
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.errors import ContextLengthError, EngineError, Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
+from notes_cli.library.facts import Memory, file_sha256
+from notes_cli.library.profiles import Profiles
 from notes_cli.library.store import Library, Store, check_name
-from notes_cli.runtime.contexts import DEFAULT_CONTEXT, Contexts
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
@@ -31,6 +45,10 @@ if TYPE_CHECKING:
     from notes_cli.runtime.image_encoding import ImageEncoding
     from notes_cli.text.skill import Skill
 
+DEFAULT_CONTEXT = 4096
+SEQUENCES = 4  # initial number of sequences
+REMEMBERED = 256  # rotation checks
+MOST_SEQUENCES = 255  # of llama.cpp's 256 one holds old entries during a rewrite (native/notes_decode.cpp)
 # Options that affect segments: LongRoPE depends on the context's size, keys of some sparse attention on flash
 # attention.
 _COMPILED = (
@@ -39,7 +57,7 @@ _COMPILED = (
 )
 
 
-class Workspace(Contexts):
+class Workspace:
     """A loaded model with its context, template and library. Close it, or use it as a context manager."""
 
     def __init__(
@@ -82,43 +100,318 @@ class Workspace(Contexts):
         """
         if projector is not None and not projector.is_file():  # report it before an image is encoded
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
-        paths = paths or default_paths()
+        self.paths = paths = paths or default_paths()
         self.library: Store = library or own_library(paths)
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
+        self._carry, self._hashing, self._log = carry, hashing, log
+        self._measured: dict[str, bool] = {}  # key of a profile -> whether it allows carrying state
+        self._weights: str | None = None
+        self._lock = os.getpid(), threading.RLock()
+        self._fixed_size, self._beyond_trained = fixed_size, beyond_trained
+        self._context: Context | None = None
+        self._left: KVSequence | None = None  # left context shared by compiles within `compiling`
+        self._sharing = 0  # nesting depth of `compiling`
         start_rendering()  # prepares in the background while the model loads
-        loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
+        self.model = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
-            super().__init__(
-                *(loaded, options),
-                paths=paths,
-                fixed_size=fixed_size,
-                beyond_trained=beyond_trained,
-                carry=carry,
-                hashing=hashing,
-                log=log,
-            )
+            self._set_options(options or ContextOptions(n_ctx=DEFAULT_CONTEXT))
         except BaseException:
-            loaded.close()
+            self.model.close()
             raise
-        own = f"the chat template of {loaded.path.name}"
+        own = f"the chat template of {self.model.path.name}"
         self._template_name = own if chat_template is None else "the chat template"
         # The Jinja text, "" for a model without one.
-        self.chat_template = (loaded.chat_template or "") if chat_template is None else chat_template
+        self.chat_template = (self.model.chat_template or "") if chat_template is None else chat_template
+
+    def _set_options(self, options: ContextOptions) -> None:
+        """Limit a context of these options to the trained length. Raises EngineError for a fixed n_ctx beyond it."""
+        trained = limits.trained_length(self.model, options)
+        # Maximum tokens of a sequence; None for no limit.
+        self.longest = None if self._beyond_trained and not limits.has_learned_positions(self.model) else trained
+        self._options = options
+        if not options.n_ctx:
+            self._options = replace(options, n_ctx=trained or DEFAULT_CONTEXT)
+        elif self._fixed_size:
+            self.check_length(options.n_ctx, "a context of {:,} tokens was asked for")
+        elif self.longest is not None:
+            self._options = replace(options, n_ctx=min(options.n_ctx, self.longest))
 
     def close(self) -> None:
         if self._image_encoding is not None:
             self._image_encoding.close()
             self._image_encoding = None
-        super().close()
+        self._forget_left()
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+        self.model.close()
 
     def __enter__(self) -> Workspace:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    # The context.
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Lock of the computing thread (synchronized.py). A forked process gets a new one: its parent's threads, which
+        may hold this one, do not exist in it."""
+        process, lock = self._lock
+        if process != os.getpid():
+            self._lock = process, lock = os.getpid(), threading.RLock()
+        return lock
+
+    @property
+    def context(self) -> Context:
+        """The context. It grows with its sequences, unless its size is fixed."""
+        if self._context is None:
+            options = self.options
+            # each recurrent state takes memory, so sequences are added on demand
+            if options.n_sequences == 1 and not self.model.recurrent:
+                options = replace(options, n_sequences=SEQUENCES, unified=True)
+            self._context = Context(self.model, options)
+            self._context.longest = self.longest  # also if it has more cells, for several sequences
+            self._log_size()
+        return self._context
+
+    def _log_size(self) -> None:
+        if self._log and self._context:
+            options = self._context.options
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.estimate_memory(self.model, options)}")
+
+    @property
+    def options(self) -> ContextOptions:
+        """Current options of the context."""
+        return self._context.options if self._context else self._options
+
+    @contextmanager
+    def scratch(self, tokens: int = 0) -> Iterator[KVSequence]:
+        """Yield an empty sequence with capacity for `tokens` tokens, in f16 or f32 even if the cache is quantized."""
+        context = self.context
+        if self._fits_beside(tokens):
+            with KVSequence(context) as sequence:
+                yield sequence
+        else:
+            size = context.options.n_ctx  # not less: LongRoPE depends on it
+            if not self._fixed_size:
+                size = max(size, limits.padded(tokens))
+            options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
+            with Context(self.model, options) as scratch_context:
+                scratch_context.unmovable, scratch_context.carries = context.unmovable, context.carries
+                yield KVSequence(scratch_context)
+
+    def _fits_beside(self, tokens: int, shared: int = 0) -> bool:
+        """True if the context itself can hold so many more tokens, of which some are shared."""
+        context = self.context
+        room = context.room() >= tokens - shared and context.n_ctx >= tokens
+        return context.compile_options == context.options and room
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Decode the left context of compiles once during the block; the K/V is that of separate compiles."""
+        with self.lock:
+            self._sharing += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._sharing -= 1
+                if not self._sharing:
+                    self._forget_left()
+
+    def _forget_left(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.close()
+
+    @contextmanager
+    def scratch_after(self, left: Tokens, tokens: int) -> Iterator[KVSequence]:
+        """Yield a scratch sequence that begins with `left`, for `tokens` tokens in all; within `compiling` the prefix
+        is shared."""
+        present = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
+        shares = self._sharing and not self.model.recurrent and self.context.options.unified
+        if not shares or not self._fits_beside(tokens, present):
+            self._forget_left()
+            with self.scratch(tokens) as sequence:
+                sequence.append(left)
+                sequence.flush()
+                yield sequence
+            return
+        if self._left is None or not self._left.intact or not present:
+            self._forget_left()
+            self._left = self.sequence()
+            self._left.append(left)
+            self._left.flush()
+        with self._left.share() as sequence:
+            yield sequence
+
+    def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
+        """Ensure capacity for a sequence of so many tokens, of which it has `held` already, enlarging the context if
+        needed; leased sequences are kept. `spare` more tokens are for an answer, reduced to the capacity but at least
+        one. Raises EngineError beyond the trained length, or where `tokens` do not fit a fixed size; its remedy is a
+        size that includes `spare`."""
+        needed = self.check_fits(tokens, spare)
+        used = self._context.used if self._context else 0  # occupied cells
+        used -= min(used, len(self._left) if self._left else 0)  # the prefix kept for compiles can be dropped
+        size = max(needed, used + needed - held)
+        if size <= self.options.n_ctx or self._fixed_size:
+            return
+        size = limits.padded(size)
+        if self.longest is not None and not used:
+            size = min(size, self.longest)
+        if self._context:
+            self._forget_left()  # cheaper to decode again than to move
+            self._context.resize(n_ctx=size)
+            self._log_size()
+        else:
+            self._options = replace(self._options, n_ctx=size)
+
+    def check_fits(self, tokens: int, spare: int = 0) -> int:
+        """Return the cells of a sequence with `spare` more tokens, limited to the trained length. Raises EngineError
+        for `tokens` beyond that, or more than fit a fixed size; its remedy is a size that includes `spare`."""
+        self.check_length(tokens + min(spare, 1))
+        needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
+            text = f"the context is too small: {tokens} tokens do not fit {n_ctx}"
+            remedy = Help.LARGER_CONTEXT(tokens=limits.padded(needed))
+            raise ContextLengthError(text, remedy, tokens=tokens, longest=n_ctx)
+        return needed
+
+    @property
+    def grows(self) -> bool:
+        """True if the context may be enlarged: its size is not fixed."""
+        return not self._fixed_size
+
+    def reserve(self, tokens: int, sequences: int) -> None:
+        """Ensure free cells and sequences beside those in use. Raises EngineError, with nothing changed, where that is
+        impossible: the size is fixed, memory does not suffice, or K/V would no longer fit (LongRoPE)."""
+        context = self.context
+        cells = context.used + tokens
+        if cells <= context.cells and sequences <= context.n_free:
+            return
+        if cells > context.cells and self._fixed_size:
+            raise EngineError(f"{cells:,} tokens do not fit into the {context.cells:,} of this context")
+        if context.n_leased + sequences > MOST_SEQUENCES:
+            raise EngineError(
+                f"{context.n_leased + sequences} sequences are more than the {MOST_SEQUENCES} of a context"
+            )
+        size = limits.padded(cells) if cells > context.cells else 0
+        context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
+        self._log_size()
+
+    def check_length(self, tokens: int, reason: str = "{:,} tokens are to be read and written") -> None:
+        """Raise EngineError for more tokens than the model was trained for, RoPE scaling included."""
+        if self.longest is None or tokens <= self.longest:
+            return
+        why = f"{reason.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
+        counts = {"tokens": tokens, "longest": self.longest}
+        if limits.has_learned_positions(self.model):
+            raise ContextLengthError(f"{why}, and has no position beyond", "Take fewer", **counts)
+        scales = (1 / factor for factor in (2, 4, 8, 16, 32))
+        yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
+        reach = (
+            scaled.rope_freq_scale for scaled in yarn if (limits.trained_length(self.model, scaled) or 0) >= tokens
+        )
+        scale = next(reach, None)
+        raise ContextLengthError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED(), **counts)
+
+    def sequence(self, *, dry: bool = False) -> KVSequence:
+        """Lease an empty sequence. Close it afterwards."""
+        return KVSequence(self.context, dry=dry)
+
+    # Identity of the model in its context.
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the model's file (of the digests of its files, if it is split), cached between runs. Raises
+        ModelError if a loaded file has changed."""
+        sources, known = self.model.sources, self._weights
+        changed_sources = [source for source in sources if source.changed]
+        if known is not None and not changed_sources:
+            return known
+        digests = [self.digest(source) for source in sources]
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        if known is None:
+            changed_sources = [source for source in sources if source.changed]
+        if changed_sources and digest != known:
+            raise changed_sources[0].changed_error()
+        for source in changed_sources:  # moved, linked or touched
+            source.accept_content()
+        self._weights = digest
+        return digest
+
+    def digest(self, source: Source) -> str:
+        """Return the SHA-256 of an open file."""
+        return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of this model in this context. Raises UnsupportedError where its K/V cannot be read."""
+        return self.refresh_capabilities()
+
+    def refresh_capabilities(self) -> Identity:
+        """Set in the context whether K/V may be moved and recurrent state carried, as measured for this identity, which
+        is returned. The property `identity` calls it, so that nothing uses a stale setting. Any thread may call it."""
+        weights, context = self.weights, self.context
+        with context.remaking:
+            identity = context.identity(weights)
+            turned = self._rotations.get(self._rotation_key(identity))
+            context.unmovable = None if turned is None or turned.right else turned.reason
+            if self.model.recurrent:
+                context.carries = self._carries(identity)
+        return identity
+
+    def _carries(self, identity: Identity) -> bool:
+        """True if state may be carried through skills: as configured, else as measured."""
+        if self._carry is not None:
+            return self._carry
+        cache = self.context.options.cache
+        key = f"{identity.key} {cache}"
+        if key not in self._measured:
+            self._measured[key] = False
+            with suppress(NotesError):  # an unusable profile is reported where it is used
+                profile = Profiles(self.paths.profiles).find(identity, cache)
+                self._measured[key] = profile is not None and profile.carries
+        return self._measured[key]
+
+    @contextmanager
+    def with_carry(self, carry: bool) -> Iterator[None]:
+        """Turn carrying of state on or off during the block, to measure it."""
+        before, self._carry = self._carry, carry
+        try:
+            self.refresh_capabilities()
+            yield
+        finally:
+            self._carry = before
+            self.refresh_capabilities()
+
+    def measure_rotation(self) -> None:
+        """Check once per identity that keys rotate as expected; if not, K/V will not be moved."""
+        key = self._rotation_key(self.identity)
+        if key in self._rotations:
+            return
+        with self.scratch() as sequence:
+            self._rotations[key] = measure_rotation(sequence.context, sequence.seq_id)
+        self._checks.add({key: self._rotations[key]})
+        self.refresh_capabilities()
+
+    @cached_property
+    def _rotations(self) -> dict[str, RotationCheck | None]:
+        return self._checks.load()
+
+    @property
+    def _checks(self) -> Memory[RotationCheck | None]:
+        """Values are None where there was nothing to measure."""
+        return Memory(self.paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check))
+
+    def _rotation_key(self, identity: Identity) -> str:
+        """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""
+        return f"{identity.key} {devices.build()}"
 
     # Images.
 
@@ -133,7 +426,9 @@ class Workspace(Contexts):
         if self._image_encoding is None:
             from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have no images
 
-            self._image_encoding = ImageEncoding(self, self._projector, self._image_tokens)
+            self._image_encoding = ImageEncoding(
+                self.model, lambda: self.context.threads, self.digest, self._projector, self._image_tokens
+            )
         return self._image_encoding
 
     def encode_images(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
@@ -246,3 +541,13 @@ class Workspace(Contexts):
         if error.remedy and error.remedy.help is Help.COMPILE_OTHERWISE:
             values = error.remedy.values
             error.remedy = self.compile_again(values["name"], values["options"])
+
+
+def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:
+    if entry is None:
+        return None
+    check = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
+    kinds = [type(value) for value in asdict(check).values()]
+    if kinds != [int, int, float, float] or not check.bound < 1:
+        raise ValueError(entry)
+    return check

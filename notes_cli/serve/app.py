@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -22,7 +23,6 @@ from notes_cli import output
 from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
-from notes_cli.serve.access_log import POLLED, AccessLog
 from notes_cli.serve.decisions import (
     DecisionReply,
     DecisionRequest,
@@ -34,7 +34,7 @@ from notes_cli.serve.decisions import (
 from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
-from notes_cli.serve.metrics import KIND, render_metrics
+from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
 from notes_cli.serve.questions import PreparedTurn, prepare
@@ -44,7 +44,6 @@ from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, 
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.segment_cache import skill_name
-from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
@@ -64,7 +63,7 @@ class Options:
     page: bool = True  # the web page at /
     forms: bool = True  # requests may have a grammar or a schema
     verbose: bool = False  # the access log has also what monitors and pages load
-    token: str = ""  # a key for processes of the same user (serve/registry.py)
+    token: str = ""  # a key for processes of the same user (serve/client.py)
     errata: tuple[str, ...] = ()  # of requests that send none
 
 
@@ -376,3 +375,45 @@ def paths_of(routes: Sequence[BaseRoute]) -> list[str]:
     """Return the paths of the API, in order."""
     paths = [route.path_format for route in routes if isinstance(route, Route) and route.name != "page"]
     return list(dict.fromkeys(paths))
+
+
+FOLDER = Path(__file__).parent / "page"
+
+# Set here, as systems guess them differently, and browsers do not run scripts of other types.
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",  # scripts cannot turn text into HTML
+    "trusted-types": "'none'",
+}
+HEADERS = {
+    "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # file names are the same in all versions
+}
+
+
+def page_routes() -> list[Route]:
+    """Return routes of `/` and the files that it loads. All are named "page": a browser loads them without a key."""
+    files = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
+    return [_route("/" if path.name == "index.html" else f"/page/{path.name}", path) for path in files]
+
+
+def _route(url_path: str, path: Path) -> Route:
+    content, media_type = path.read_bytes(), TYPES[path.suffix]
+
+    async def page(_: Request) -> Response:
+        return Response(content, media_type=media_type, headers=HEADERS)
+
+    return Route(url_path, page, methods=["GET", "HEAD"], name="page")

@@ -8,7 +8,7 @@ from typing import Any
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.explanations import erratum_as_json
 from notes_cli.library.global_errata import GlobalErrata, holding
-from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, invalid

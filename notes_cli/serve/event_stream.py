@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.access_log import COUNTS, counts_of
 from notes_cli.serve.jobs import JobEvent, ServerJob
+from notes_cli.serve.metrics import COUNTS, counts_of
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
 from notes_cli.serve.scheduler import DecodeThread

@@ -21,7 +21,7 @@ from notes_cli.errors import ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
-from notes_cli.runtime.settings import parse_method
+from notes_cli.runtime.resolve import parse_method
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar

@@ -22,8 +22,7 @@ from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
 from notes_cli.runtime.request import UNLIMITED, Request
-from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
-from notes_cli.runtime.settings import UNMEASURED, choose, defaults
+from notes_cli.runtime.resolve import UNMEASURED, check_usable, choose, defaults, requests_reasoning, with_unique_names
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import (
     NO_MESSAGE,

@@ -13,6 +13,7 @@ from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prefix_cache import Layout
 from notes_cli.runtime.prompt import parts_of
 from notes_cli.runtime.request import Callbacks, Request
+from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import (
@@ -99,7 +100,7 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
     if chat.shared:
         layout = _layout(state, question)
-        boundary = layout.begin(_common_tokens(layout, _layout(state, question, chat.shared)))
+        boundary = layout.begin(common_prefix(layout.tokens, _layout(state, question, chat.shared).tokens))
         layout, boundary = (layout, boundary) if boundary else (None, None)
     first_tokens = _first_tokens(request, question.max_new)
     return PreparedQuestion(question, question.tokens, first_tokens, lookahead, notices, layout, boundary)
@@ -112,12 +113,6 @@ def _layout(state: ServerState, question: answering.Question, text: str | None =
         prompt = replace(prompt, question=text)
         parts = parts_of(state.workspace, prompt)
     return state.prefixes.layout(prompt, parts, how["seam"], splice=how["splice"], exact=how["exact"])
-
-
-def _common_tokens(layout: Layout, other: Layout) -> int:
-    shortest = min(len(layout), len(other))
-    same = layout.tokens[:shortest] == other.tokens[:shortest]
-    return shortest if same.all() else int(same.argmin())
 
 
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:

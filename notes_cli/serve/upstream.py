@@ -25,12 +25,11 @@ from starlette.routing import Route
 
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
-from notes_cli.serve.access_log import COUNTS
 from notes_cli.serve.app import Options, application, read_body
 from notes_cli.serve.errata import parse_correction
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.json_body import read_json
-from notes_cli.serve.metrics import KIND, Metrics, render_metrics
+from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.skill_texts import Json, Placed, Placer
 from notes_cli.sessions.global_correction import errata_of

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
-from notes_cli.library.check import Finding, OnChecked, check_permissions
+from notes_cli.library.check import Finding, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
@@ -219,14 +219,15 @@ def _has_tokens_of(segment: Segment, name: str, ledger: Ledger) -> bool:
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")
 
 
-def check_sessions(sessions: Sessions, checked: OnChecked = lambda size: None) -> Iterator[Finding]:
-    """Yield the problems of all sessions, reading every byte of their K/V; `checked` is called with the size of each
-    session checked. Raises NotesError if the folder may have been created by another user, or cannot be read."""
+def check_sessions(sessions: Sessions) -> Iterator[Finding]:
+    """Yield the problems of all sessions, reading every byte of their K/V.
+
+    Raises NotesError if the folder may have been created by another user, or cannot be read.
+    """
     for name in sessions.names():
         try:
             with sessions.locked(name, reading=True) as stored:
                 yield from _check_session(sessions, stored)
-                checked(stored.nbytes)
         except SessionError as error:
             kind = "busy" if isinstance(error, HeldSessionError) else "damaged"
             yield Finding(kind, sessions.folder / name, error.what, error.remedy)

@@ -21,24 +21,25 @@ from notes_cli.editing.methods import (
     METHODS,
     SUFFIX,
     Method,
+    Prepared,
     amend,
     check,
+    decode_from,
     free_cells,
     instead,
+    offset,
     prepare,
     record_of,
     refusal,
 )
-from notes_cli.editing.operations import Prepared, decode_from, offset
-from notes_cli.engine.patches import Patch, Range, align, merge_ranges
+from notes_cli.engine.positions import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
 from notes_cli.library.global_errata import now
-from notes_cli.runtime.settings import NEAR, defaults
-from notes_cli.sessions.lines import Line, Origin, as_line, number_of
+from notes_cli.runtime.resolve import NEAR, defaults
 from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
+from notes_cli.sessions.state import MARKS, Entry, Line, Origin, SkillText, State, as_line, keys_of, number_of
 from notes_cli.text.erratum import Erratum, Reference, word
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed

@@ -27,9 +27,8 @@ from notes_cli.sessions.ledger import (
     serialize,
     with_time,
 )
-from notes_cli.sessions.lines import ROWS, Line
 from notes_cli.sessions.listing import HEAD, LEDGER, session_names
-from notes_cli.sessions.state import State
+from notes_cli.sessions.state import ROWS, Line, State
 from notes_cli.text import names
 
 _NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"

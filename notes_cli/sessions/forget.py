@@ -11,16 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from notes_cli.editing.operations import decode_from
-from notes_cli.engine.image_positions import removed_images
-from notes_cli.engine.patches import Patch, changed_ranges, position_map
+from notes_cli.editing.methods import decode_from
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.positions import Patch, changed_ranges, position_map, removed_images
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
+from notes_cli.runtime.prompt import as_question, results_turn
 from notes_cli.sessions.edits import Parts, as_lines, check_moves, erratum_text, moves, parts_of, pieces_of_kind
-from notes_cli.sessions.lines import Line, Origin
 from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import MARKS, TRACE, Entry, State, entry_line, keys_of
-from notes_cli.sessions.tool_results import as_question, results_turn
+from notes_cli.sessions.state import MARKS, TRACE, Entry, Line, Origin, State, entry_line, keys_of
 from notes_cli.text.messages import BETWEEN, asking, user_message
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
 from notes_cli.text.template import ChatTemplate

@@ -16,8 +16,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from notes_cli.engine.segment import Identity
-from notes_cli.sessions.lines import Line, text_of
-from notes_cli.sessions.state import State, fold
+from notes_cli.sessions.state import Line, State, fold, text_of
 
 FORMAT = 7  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC

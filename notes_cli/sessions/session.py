@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, amend, refusal
-from notes_cli.editing.operations import Prepared
-from notes_cli.engine.image_positions import images_of
-from notes_cli.engine.patches import changed_ranges
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, Prepared, amend, refusal
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.positions import changed_ranges, images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
@@ -24,19 +22,16 @@ from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.open_skills import SkillRef
-from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.prompt import Prompt, Result, as_question, changes_of, results_turn
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
-from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
+from notes_cli.runtime.resolve import DEFAULT_SEAM, constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.scheduler import Job, run
-from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, check_moves, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
-from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import Memory, SkillText, State, unheard
-from notes_cli.sessions.tool_results import Result, as_question, results_turn
+from notes_cli.sessions.state import Line, Memory, Origin, SkillText, State, as_line, unheard
 from notes_cli.text.erratum import (
     Erratum,
     Known,

@@ -1,38 +1,15 @@
-"""Divides a text into blocks that are compiled separately, and locates the tokens of its fields."""
+"""Divides a text into blocks that are compiled separately."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
 from notes_cli.errors import SkillError
-from notes_cli.text.fields import fences, within
-
-
-def token_spans(text: str, token_bytes: Sequence[bytes], places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return for each place, characters [start, end) of the text, the tokens [first, last) that overlap it.
-
-    `token_bytes`: the bytes of each token of the text, in order; a tokenizer may put one space before the text
-    (SentencePiece). Raises SkillError for bytes that are not those of the text.
-    """
-    if not places:
-        return []
-    data = text.encode()
-    joined = b"".join(token_bytes)
-    if joined not in (data, b" " + data):
-        raise SkillError("the bytes of this model's tokens are not those of the text, so its fields cannot be located")
-    shift, at = len(joined) - len(data), byte_offsets(text)
-    ends = list(accumulate(map(len, token_bytes)))  # of tokens, in bytes
-    return [(bisect_right(ends, shift + at[start]), bisect_left(ends, shift + at[end]) + 1) for start, end in places]
-
-
-def byte_offsets(text: str) -> Sequence[int]:
-    """Return the UTF-8 offset of each character of a text, and of its end."""
-    return range(len(text) + 1) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
-
+from notes_cli.text.fields import byte_offsets, fences, within
 
 Blocks = int | Literal["headings"]  # a number, or one for each heading
 

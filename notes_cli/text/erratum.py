@@ -135,9 +135,9 @@ def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
     return errata
 
 
-def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None = None) -> str:
+def word(erratum: Erratum, wording: str | None = None) -> str:
     """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
-    wordings = wordings or shipped_wordings()
+    wordings = shipped_wordings()
     if erratum.field is None or erratum.value is None:
         return _fill(wordings.free, {"text": erratum.text})
     form = wordings.forms.get(wording or wordings.default)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from notes_cli.errors import Help, SkillError
@@ -358,3 +359,25 @@ def parse_values(texts: Sequence[str]) -> dict[str, str]:
             raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
         values[name] = clean_value(name, value)
     return values
+
+
+def token_spans(text: str, token_bytes: Sequence[bytes], places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return for each place, characters [start, end) of the text, the tokens [first, last) that overlap it.
+
+    `token_bytes`: the bytes of each token of the text, in order; a tokenizer may put one space before the text
+    (SentencePiece). Raises SkillError for bytes that are not those of the text.
+    """
+    if not places:
+        return []
+    data = text.encode()
+    joined = b"".join(token_bytes)
+    if joined not in (data, b" " + data):
+        raise SkillError("the bytes of this model's tokens are not those of the text, so its fields cannot be located")
+    shift, at = len(joined) - len(data), byte_offsets(text)
+    ends = list(accumulate(map(len, token_bytes)))  # of tokens, in bytes
+    return [(bisect_right(ends, shift + at[start]), bisect_left(ends, shift + at[end]) + 1) for start, end in places]
+
+
+def byte_offsets(text: str) -> Sequence[int]:
+    """Return the UTF-8 offset of each character of a text, and of its end."""
+    return range(len(text) + 1) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]

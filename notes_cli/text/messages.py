@@ -267,7 +267,6 @@ def asking(
     turns: Sequence[tuple[str, str]] = (),
     place: str = "early",
     images: Sequence[str] = (),
-    tools: Iterable[Mapping[str, Any]] = (),
 ) -> Conversation:
     """Return the usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
@@ -291,7 +290,7 @@ def asking(
         for message in (user_message(asked), Message("assistant", (TextPart(answer),)))
     ]
     messages = [*([head] if head.parts else []), *earlier, Message("user", last)]
-    return Conversation(tuple(messages), tuple(tools))
+    return Conversation(tuple(messages))
 
 
 def check_once(names: Sequence[str]) -> None:

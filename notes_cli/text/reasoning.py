@@ -129,9 +129,9 @@ class LeadingMark:
         return held
 
 
-def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasoning:
+def reasoning_of(source: str, name: str) -> Reasoning:
     """Return the reasoning format of the model with this chat template and name."""
-    table = table or shipped_table()
+    table = shipped_table()
     for entry in table.marks:
         texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
         if all(texts) or (any(texts) and not entry.known):

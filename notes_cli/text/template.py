@@ -92,8 +92,7 @@ class ChatTemplate:
     """The chat template of a model.
 
     `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of those
-    tokens; `options` are variables of the template (such as enable_thinking); `now` fixes the date that some templates
-    print; `name` is for errors.
+    tokens; `now` fixes the date that some templates print; `name` is for errors.
 
     Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or exceeds the limits of
     rendering.py.
@@ -105,7 +104,6 @@ class ChatTemplate:
         bos: str = "",
         eos: str = "",
         *,
-        options: Mapping[str, object] | None = None,
         now: datetime | None = None,
         name: str = "the model's chat template",
     ) -> None:
@@ -113,11 +111,10 @@ class ChatTemplate:
         self.eos = eos
         self._source, self._now = source or PLAIN, now
         self.generic_tools = _TOOLS.search(source) is None  # describes tools by GENERIC_TOOLS
-        self._variables = {
+        self._variables: dict[str, object] = {
             "tools": None,
             "functions": "",
             "documents": None,
-            **(options or {}),
             "bos_token": bos,
             "eos_token": eos,
         }

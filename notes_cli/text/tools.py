@@ -213,7 +213,7 @@ def _object(call: Any) -> Found:
     return item[0], item[1], ""
 
 
-def _named(pattern: str, strip: str = "") -> Reader:
+def _named(pattern: str) -> Reader:
     """Read names (and ids) by a pattern that ends where the arguments begin, as JSON."""
     compiled = re.compile(pattern)
 
@@ -226,7 +226,7 @@ def _named(pattern: str, strip: str = "") -> Reader:
             else:
                 arguments, at = _json_at(text, at)
             groups = match.groupdict()
-            yield match["name"].removeprefix(strip), arguments, groups.get("id") or ""
+            yield match["name"], arguments, groups.get("id") or ""
 
     return read
 

@@ -13,7 +13,7 @@ import pytest
 import notes_cli as notes
 from notes_cli import config
 from notes_cli.commands.setup import SETTINGS
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 
 from .conftest import run_apart, run_here
 

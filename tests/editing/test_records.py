@@ -17,14 +17,15 @@ from notes_cli.editing.methods import (
     METHODS,
     RECOMPUTE,
     Cost,
+    Edit,
     Edits,
     Method,
     Record,
     calibrated,
+    offset,
     record_of,
 )
-from notes_cli.editing.operations import Edit, offset
-from notes_cli.engine.patches import Range, changed_ranges
+from notes_cli.engine.positions import Range, changed_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError

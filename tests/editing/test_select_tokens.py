@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from samples import with_values
 
-from notes_cli.editing.select_tokens import counterfactual, influence
+from notes_cli.editing.methods import counterfactual, influence
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.recompile import compile_to_library

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes_cli.engine.patches import (
+from notes_cli.engine.positions import (
     Patch,
     align,
     apply_patches,

@@ -18,7 +18,7 @@ from reference import distance, nmse, same, stopping
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.patches import Patch
+from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError

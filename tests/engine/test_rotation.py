@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from zoo import zoo_model
 
-import notes_cli.runtime.contexts as work
+import notes_cli.runtime.workspace as work
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model

@@ -16,7 +16,7 @@ from reference import LoadZoo, decode, distance, nmse, open_context, same
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.patches import Patch
+from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Identity, LayerRows, Media, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import NotesError
-from notes_cli.measure.battery import PAIRS, Asked, load_battery, pairs, shipped_battery
-from notes_cli.measure.significance import as_good
+from notes_cli.measure.battery import PAIRS, Asked, as_good, load_battery, pairs, shipped_battery
 from notes_cli.text.skill import Skill
 
 GOOD = """cases:

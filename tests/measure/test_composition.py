@@ -14,12 +14,11 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
-from notes_cli.measure import composition, significance, verify
-from notes_cli.measure.battery import Asked, Pair, pairs, shipped_battery
+from notes_cli.measure import battery, composition, verify
+from notes_cli.measure.battery import LEAST, Asked, Pair, pairs, shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, judge_carried, measure_carried, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.significance import LEAST
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -92,7 +91,7 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
 ) -> None:
     """Order and seam do not help, compiling together does, as the cheapest repair."""
     monkeypatch.setattr(composition, "LEAST", FEW)  # enough here: nothing is random
-    monkeypatch.setattr(significance, "LOSS", 0.5)
+    monkeypatch.setattr(battery, "LOSS", 0.5)
     given = [
         replace(pair, asked=tuple(first_right(one, number) for one in pair.asked))
         for number, pair in enumerate(pairs(FEW))

@@ -18,7 +18,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.session_kv import RowFiles
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeWorkspace
@@ -104,15 +104,15 @@ def test_the_session_stays_as_it_is(session: Session) -> None:
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: K/V of other tokens differs clearly from the prefill."""
-    read = RowFiles.restore
+    read = SessionKV._restore
 
-    def spoilt(self: RowFiles) -> object:
+    def spoilt(self: SessionKV) -> object:
         sequence = read(self)
         positions = list(range(5, 25))
         sequence.context.rewrite(sequence.seq_id, positions, np.full(len(positions), 65, np.int32))
         return sequence
 
-    monkeypatch.setattr(RowFiles, "restore", spoilt)
+    monkeypatch.setattr(SessionKV, "_restore", spoilt)
     session.sequence.close()  # restored from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999

@@ -6,7 +6,7 @@ import pytest
 
 from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile
-from notes_cli.measure.note_taking import ROW, finding, is_page, page, row
+from notes_cli.measure.calibrate import ROW, finding, is_page, page, row
 
 IDENTITY = Identity("some|model", "llama", "Q8_0", "f" * 64, "r", "norm base 10000", "f16/f16", "")
 

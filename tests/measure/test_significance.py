@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from notes_cli.measure.battery import LEAST, as_good, better, choose, interval
 from notes_cli.measure.calibrate import CLASSES, SAFEST
-from notes_cli.measure.significance import LEAST, as_good, better, choose, interval
 
 
 def right(count: int, of: int = 52) -> list[bool]:

@@ -37,7 +37,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
-from notes_cli.runtime.settings import Defaults
+from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -249,8 +249,8 @@ def test_cases_of_methods_hold_what_the_prompts_give(workspace: Workspace, skill
 def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each method is tried once, with that of the profile; refused ones are no errors."""
     found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
-    monkeypatch.setattr("notes_cli.runtime.settings.defaults", lambda workspace, think=False: found)
-    monkeypatch.setattr("notes_cli.runtime.settings.few_tokens_follow", lambda change: False)
+    monkeypatch.setattr("notes_cli.runtime.resolve.defaults", lambda workspace, think=False: found)
+    monkeypatch.setattr("notes_cli.runtime.resolve.few_tokens_follow", lambda change: False)
     edits = verify_edits(workspace, prompt, ["Why?"], ["all", "field"], choices=CHOICES)
     assert [one.method for one in edits.tried] == [*(str(Method(name)) for name in METHODS), "selective@3"]
     assert (edits.auto, edits.why, edits.all) == ("selective@3", "selective@3: 9 of 9", True)

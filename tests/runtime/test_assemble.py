@@ -18,8 +18,7 @@ from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.resolve import method_for
-from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_SEAM, method_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message

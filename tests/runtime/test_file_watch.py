@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from notes_cli.runtime.file_watch import Files, Watched, file_stamp
+from notes_cli.runtime.sources import Files, Watched, file_stamp
 
 
 def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:

@@ -28,10 +28,9 @@ from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.freshness import stale_reasons
-from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
-from notes_cli.runtime.recompile import compile_to_library, stale
+from notes_cli.runtime.recompile import compile_to_library, import_segment, stale
 from notes_cli.runtime.request import Answer, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import known_fields, read_errata

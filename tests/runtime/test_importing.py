@@ -15,8 +15,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import export
 from notes_cli.runtime.check_rows import TOLERANCE
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.importing import import_segment
-from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.recompile import compile_to_library, import_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
 

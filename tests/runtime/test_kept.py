@@ -16,9 +16,8 @@ from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill, plan
-from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.recompile import compile_to_library, import_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill

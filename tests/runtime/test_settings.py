@@ -13,7 +13,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM, choose, defaults
+from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM, choose, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 

@@ -17,7 +17,7 @@ from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.compile import MOVES, compile_skill
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, parts_of
-from notes_cli.runtime.settings import RUN_SEAM
+from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill

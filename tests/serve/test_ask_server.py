@@ -27,7 +27,7 @@ from notes_cli.engine import model as engine
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
-from notes_cli.serve.registry import Server, address, registered, running
+from notes_cli.serve.client import Server, address, registered, running
 from notes_cli.sessions.folder import Sessions
 
 from ..commands.conftest import Outcome, command_line, on_a_terminal, run_here

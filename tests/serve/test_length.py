@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.questions import TURN
 

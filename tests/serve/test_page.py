@@ -13,8 +13,7 @@ import tree_sitter_javascript
 
 from notes_cli.cli import run
 from notes_cli.serve import server
-from notes_cli.serve.app import Options
-from notes_cli.serve.webpage import FOLDER, TYPES
+from notes_cli.serve.app import FOLDER, TYPES, Options
 
 from .conftest import Served, started
 
@@ -111,7 +110,7 @@ def test_files_are_served(locked: Served) -> None:
         assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
         assert {value for name, value in policy.items() if name.endswith("-src")} == {"'none'", "'self'"}
         assert reply.headers["x-content-type-options"] == "nosniff"
-    for place in ("/page/", "/page/../webpage.py", "/page/..%2fwebpage.py", "/page/index.html", "/page/none.js"):
+    for place in ("/page/", "/page/../app.py", "/page/..%2fapp.py", "/page/index.html", "/page/none.js"):
         assert locked.http.get(place).status_code in (401, 404), place
     assert locked.http.get("/v1/models").status_code == locked.http.head("/v1/models").status_code == 401
     head = locked.http.head("/")

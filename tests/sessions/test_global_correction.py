@@ -14,8 +14,7 @@ from notes_cli.library.global_errata import GlobalErrata, holding, new_erratum
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.global_correction import Corrected, correct, correcting
-from notes_cli.sessions.lines import Line
-from notes_cli.sessions.state import State
+from notes_cli.sessions.state import Line, State
 
 from ..conftest import MakeModel
 

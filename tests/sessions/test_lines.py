@@ -9,8 +9,7 @@ import pytest
 
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.explanations import edit_why, entry_why, why
-from notes_cli.sessions.lines import Origin, as_line, origin_of
-from notes_cli.sessions.state import fold
+from notes_cli.sessions.state import Origin, as_line, fold, origin_of
 
 from .ledgers import edit, turn
 

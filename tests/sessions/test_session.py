@@ -23,7 +23,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
-from notes_cli.runtime.settings import Defaults
+from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.blocks import token_spans
-from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
+from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields, token_spans
 
 
 @pytest.mark.parametrize("end", "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
