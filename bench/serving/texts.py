@@ -41,7 +41,7 @@ def policy(day: date = FIRST, seed: int = 1, sections: int = SECTIONS) -> str:
         lines += ["", f"## The rules of {shop}", ""]
         for topic in policies.TOPICS:
             field = policies.FIELD_OF[topic]
-            lines += policies.make_rule(rng, policies.kind_of(field), topic, field, ROWS, held=False, form=0).lines()
+            lines += policies.make_rule(rng, policies.kind_of(field), topic, field, ROWS).lines()
     return "\n".join(lines)
 
 

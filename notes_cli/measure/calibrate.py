@@ -296,7 +296,7 @@ class Finding(NamedTuple):
 
 
 def finding(profile: Profile) -> Finding | None:
-    """Judge by the decisions after a correction in place, with exact intervals (significance.py). None for a profile
+    """Judge by the decisions after a correction in place, with exact intervals (battery.py). None for a profile
     without them, as for a model whose K/V cannot be recomputed in place.
 
     Only decisions that the new value changes count: those where stale K/V and a recompute disagree. A method changes as

@@ -7,7 +7,6 @@ when the asyncio task that waits for it is cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
@@ -23,8 +22,6 @@ from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from typing import Concatenate, ParamSpec
-
-    from notes_cli.runtime.workspace import Workspace
 
     P = ParamSpec("P")
 
@@ -158,6 +155,8 @@ async def answer_in_thread(
 ) -> Answer:
     """Start and drain a stream in the workspace's thread without interleaving other calls. `on_text` is called there
     with each text. Cancelling the task closes the stream, within a batch if need be."""
+    import asyncio  # not needed by others
+
     stop = Stop()
 
     def compute() -> Answer:
@@ -182,6 +181,8 @@ async def answer_in_thread(
 async def texts_from_thread(workspace: Workspace, start: Callable[[], Stream]) -> AsyncGenerator[str, None]:
     """Yield the texts of a stream as they are generated. A slow reader does not block it; closing the generator ends
     it."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[str | None] = asyncio.Queue()
     task = loop.create_task(
