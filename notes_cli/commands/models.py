@@ -45,6 +45,7 @@ def models_command(quiet: bool, json_: bool) -> None:
     from notes_cli.commands.remedies import advice, worded
     from notes_cli.config import SHIPPED_TINY
     from notes_cli.errors import Help, NotesError
+    from notes_cli.library.models import SMOLLM2
     from notes_cli.runtime.naming import chosen_model, model_file, models
 
     known, default = models(), None
@@ -62,7 +63,8 @@ def models_command(quiet: bool, json_: bool) -> None:
         output.as_json([_facts(row) for row in rows])
     else:
         _table(rows)
-        if any(row.default and row.model.name == SHIPPED_TINY for row in rows):
+        names = {row.model.name: row.default for row in rows}
+        if names.get(SHIPPED_TINY) and SMOLLM2.name not in names:
             output.say(f"smollm2, a small real model, is not there. {advice(Help.GET_SMOLLM2())}")
     for trouble in known.trouble:
         output.say(trouble)

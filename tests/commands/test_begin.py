@@ -108,7 +108,9 @@ def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Pa
     assert f"model smollm2: {installed}" in run_here("ask", "Why?", "-n", 2, "-v", "-m", "smollm2").err
 
 
-def test_our_own_names(install: Install, home: Path, make_model: Callable[..., Path]) -> None:
+def test_our_own_names(
+    install: Install, home: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each means its file, by -m, Python and aliases; without SmolLM2 its name is refused with both ways to get it."""
     home.mkdir()
     (home / "config.yaml").write_text("models:\n  small: smollm2\n  demo: notes-tiny\n")
@@ -132,6 +134,8 @@ def test_our_own_names(install: Install, home: Path, make_model: Callable[..., P
         with notes.open(word) as model:
             assert model.workspace.model.path == path
     assert run_here("models", "-q").out.splitlines() == ["smollm2", "notes-tiny", "notes-eye", "demo", "small"]
+    monkeypatch.setenv("NOTES_MODEL", "notes-tiny")
+    assert run_here("models").err == "", "it is there, and another is the default"
 
 
 def test_a_default_that_is_none(home: Path) -> None:
