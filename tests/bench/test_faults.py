@@ -166,7 +166,8 @@ def any_count(data: Any, key: str, *_: object, **__: object) -> Any:
     return data.get(key)
 
 
-# A kind; what is planted; cases of which none is bad before; cases of which one is wrong then.
+# A kind of cases; replaced functions (module, name, replacement) that plant a fault; cases that pass without the fault;
+# cases of which one finds it.
 UNCHECKED = (container, "_check", nothing)
 SIMPLE: dict[str, tuple[Callable[[], Kind], list[tuple[Any, str, Any]], range, range]] = {
     "a checksum": (lambda: containers.Containers(1), [UNCHECKED], range(100), range(300)),

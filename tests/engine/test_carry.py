@@ -123,7 +123,7 @@ def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
 
 
 def after_seam(found: Compiled) -> Compiled:
-    """What is left of a segment whose first tokens have been decoded."""
+    """Return the segment without its boundary tokens, which have been decoded."""
     return replace(found, seam=0, tokens=found.tokens[found.seam :], base=found.base + found.seam)
 
 

@@ -150,7 +150,7 @@ def stream(net: model.ImageEncoding, batch: Batch) -> tuple[list[Tensor], dict[s
 
 
 def loss_of(net: model.ImageEncoding, batch: Batch) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-    """Cross entropy of what is answered, the stream after each block, and the rows."""
+    """Return the cross entropy of the answers, the hidden states after each block, and the image rows by kind."""
     after, rows = stream(net, batch)
     wanted = batch.targets >= 0
     logits, targets = net.decoder.logits(after[-1][wanted]), batch.targets[wanted]
