@@ -97,7 +97,7 @@ def _list(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value)
 
 
-PAIRS = 48  # enough to prove that few losses are within LOSS (battery.py)
+PAIRS = 48  # enough to prove that few losses are within LOSS
 SEED = 20261122
 ROWS = 3  # of a table
 SPACE = 120  # minimum distance of an amount from its limit, so that comparing them is easy

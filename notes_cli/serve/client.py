@@ -30,7 +30,7 @@ from notes_cli.library.safe_files import (
     remove_unused,
 )
 
-PROTOCOL = 3  # of this file, and of the requests that `notes ask` sends (serve/client.py)
+PROTOCOL = 3  # of a registered server's file, and of the requests that `notes ask` sends
 LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
 
 

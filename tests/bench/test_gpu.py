@@ -35,6 +35,7 @@ def test_the_page_shows_what_is_stored(name: str, tables: list[str]) -> None:
         ("operations", {**OPERATIONS, "error": 3e-3, "decoding": 1e-3}, True),  # the model amplifies roundings
         ("operations", {**OPERATIONS, "decoding": 0.1}, False),  # a wrong position would not be noticed
         ("operations", {**OPERATIONS, "decoding": 0.1, "column": "q4_0 on all"}, True),
+        ("operations", {**OPERATIONS, "decoding": 0.1, "column": "q4_0 on all", "error": 0.2}, False),
         ("operations", {**OPERATIONS, "error": 3e-3, "column": "q4_0 on all"}, False),
         ("operations", {**OPERATIONS, "copies": 7}, False),
         ("operations", {"error": 4e-4, "decoding": 1e-7}, True),  # recurrent: restored
