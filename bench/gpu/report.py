@@ -65,8 +65,8 @@ def _beyond(one: dict[str, Any], gpu: bool) -> bool:
 
 
 def _too_coarse(one: dict[str, Any]) -> bool:
-    """True if decoding alone with a 4-bit cache is so far from the CPU's that a wrong position would be within the bound,
-    and the error is below that of a wrong position."""
+    """True if decoding alone with a 4-bit cache is so far from the CPU's that a wrong position would be within the
+    bound, and the error is below that of a wrong position."""
     control = one.get("control", 0.0)
     return one["column"].startswith("q4_0") and one["error"] < control <= AMPLIFIED * one["decoding"]
 
