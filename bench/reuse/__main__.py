@@ -114,6 +114,8 @@ def counts(model: Path, agent: Agent, reuse: Reuse, *, compiled: bool, n_ctx: in
                 yield change, *decoded(scheduler, function(agent).request(reuse))
                 for cached in scheduler.prefixes.entries[1:]:  # the next change is one of the first request, too
                     scheduler.compute(partial(scheduler.prefixes.drop, cached))
+                if reuse == "exact":  # which continued the first request's sequence
+                    decoded(scheduler, agent.request(reuse))
 
 
 def main() -> None:

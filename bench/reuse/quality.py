@@ -54,22 +54,26 @@ class Difference:
     divergence: float
     same: bool
     decoded: int
+    exact_decoded: int
     tokens: int
     exact: bool  # logits of an exact prompt are bit for bit those of the prefill
 
 
 def report(found: Sequence[Difference]) -> None:
     """Print the differences by change, and of all."""
-    print("change|prompts|decoded|cosine, least|KL, mean and most|same first token|exact: bit-equal")
+    print("change|prompts|decoded|cosine, least|KL, mean and most|same first token|exact: decoded|bit-equal")
     for change in (*TEXT_CHANGES, ""):
         group = [one for one in found if change in ("", one.change)]
         if not group:
             continue
         kl = [one.divergence for one in group]
-        share = sum(one.decoded for one in group) / sum(one.tokens for one in group)
+        tokens, near, exactly = (
+            sum(counts) for counts in zip(*((one.tokens, one.decoded, one.exact_decoded) for one in group), strict=True)
+        )
         same, exact = (sum(values) for values in zip(*((one.same, one.exact) for one in group), strict=True))
         least = min(one.cosine for one in group)
-        print(f"{change or 'all'}|{len(group)}|{share:.0%}|{least:.5f}|{np.mean(kl):.4f}, {max(kl):.4f}|{same}|{exact}")
+        row = len(group), f"{near / tokens:.0%}|{least:.5f}|{np.mean(kl):.4f}, {max(kl):.4f}"
+        print(change or "all", *row, same, f"{exactly / tokens:.0%}", exact, sep="|")
 
 
 def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000)) -> Iterator[Difference]:
@@ -84,7 +88,8 @@ def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000
 
             def layout(texts: list[str], reuse: Reuse, prefixes: PrefixCache = prefixes, q: str = question) -> Layout:
                 prompt = Prompt(q, system="\n\n".join(texts))
-                return replace(prefixes.layout(prompt, parts_of(workspace, prompt), 1), reuse=reuse)
+                parts, exact = parts_of(workspace, prompt), reuse == "exact"
+                return replace(prefixes.layout(prompt, parts, 1, exact=exact), reuse=reuse)
 
             def logits(wanted: Layout, prefixes: PrefixCache = prefixes) -> tuple[NDArray[np.float64], int]:
                 cached, length, _ = prefixes.find(wanted, "")
@@ -101,11 +106,13 @@ def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000
             sequence = run(assemble_task(workspace, base.prompt, base.parts))
             sequence.flush()
             prefixes.set_idle(prefixes.add(sequence, base, ""))
-            (exact, _), (near, count) = logits(layout(changed, "exact")), logits(layout(changed, "near"))
+            near, count = logits(layout(changed, "near"))
+            exact, exact_count = logits(layout(changed, "exact"))  # takes the cached sequence over
             prefixes.close()
             cosine = float(full @ near / np.linalg.norm(full) / np.linalg.norm(near))
             ours, theirs = (values - np.logaddexp.reduce(values) for values in (full, near))
             divergence = float((np.exp(ours) * (ours - theirs)).sum())
             same = bool(full.argmax() == near.argmax())
             tokens = len(layout(changed, "exact"))
-            yield Difference(change, cosine, divergence, same, count, tokens, np.array_equal(full, exact))
+            equal = np.array_equal(full, exact)
+            yield Difference(change, cosine, divergence, same, count, exact_count, tokens, equal)

@@ -59,6 +59,14 @@ class _Tail(NamedTuple):
     axes: NDArray[np.int32] | None
 
 
+class Batches(NamedTuple):
+    """Rows that a prefill of the same tokens alone has bit for bit, since it decodes them in the same batches."""
+
+    base: int  # rows up to the end of the last placed segment; batches begin after it
+    whole: int  # and those of whole micro-batches after it
+    end: int  # and those of the batch after these, for a prompt that ends a batch there, too
+
+
 class KVSequence:
     """One sequence of a context. Rows count tokens from 0 in the order of the pieces; positions equal rows except after
     images under M-RoPE (positions.py). Closing it, or leaving it as a context manager, frees its sequence."""
@@ -75,6 +83,7 @@ class KVSequence:
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
+        self._batches = Batches(0, 0, 0)
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
@@ -136,6 +145,19 @@ class KVSequence:
         """Number of tokens that have K/V; the rest is pending."""
         return self._done
 
+    @property
+    def batches(self) -> Batches:
+        return self._batches
+
+    def _cut_batches(self, length: int) -> None:
+        """Keep the batches of the first `length` rows."""
+        base, whole, end = self._batches
+        if length < base:
+            base = whole = end = 0
+        elif length < end:
+            whole = end = base + (min(length, whole) - base) // self.context.n_ubatch * self.context.n_ubatch
+        self._batches = Batches(base, whole, end)
+
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
         """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
         rewritten; a `dry` fork has no K/V. Raises UnsupportedError where sequences cannot share, EngineError for more
@@ -152,6 +174,8 @@ class KVSequence:
         fork._images = [image for image in self._images if image.last <= length]
         fork._done, fork._logits = length, self._logits if length == len(self) else None
         fork.pieces = self._cut_pieces(length)
+        fork._batches = self._batches
+        fork._cut_batches(length)
         return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -244,6 +268,8 @@ class KVSequence:
             piece = replace(piece, kept=segment.kv, nbytes=segment.nbytes)
         self.pieces.append(piece)
         self._tokens += [int(token) for token in tokens]
+        if segment.name and self._done == self._batches.end:  # a skill, not rows of an evicted prefix
+            self._batches = Batches(len(self), len(self), len(self))
         self._done = len(self)
         self._logits = None
 
@@ -352,9 +378,13 @@ class KVSequence:
         """True if all tokens before the division are decoded."""
         return self._done >= self._divided
 
-    def advance(self, count: int, outputs: range) -> None:
-        """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch."""
-        self._done += count
+    def advance(self, count: int, outputs: range, *, alone: bool) -> None:
+        """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch;
+        `alone`: it has tokens of no other sequence."""
+        end = self._done + count
+        if alone and self._done == self._batches.whole:
+            self._batches = self._batches._replace(whole=end - count % self.context.n_ubatch, end=end)
+        self._done = end
         try:
             logits = [self.context.logits(index) for index in outputs]
         except EngineError as error:
@@ -378,6 +408,7 @@ class KVSequence:
                 raise EngineError("the rows of an image cannot be decoded again as tokens")
             self.context.truncate(self.seq_id, self.position(length))
             self._done, self._logits = length, None
+            self._cut_batches(length)
 
     def check_intact(self) -> None:
         """Raise EngineError unless decoding can continue from the present K/V."""
@@ -397,6 +428,7 @@ class KVSequence:
             self.check_intact()
             self.context.truncate(self.seq_id, self.position(len(self) - 1))
             self._done = len(self) - 1
+            self._cut_batches(self._done)
         return None if self.pending else self._logits
 
     def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
@@ -463,7 +495,7 @@ class KVSequence:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits, self._divided = None, 0
+        self._logits, self._divided, self._batches = None, 0, Batches(0, 0, 0)
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)
@@ -501,6 +533,7 @@ class KVSequence:
             if not self.dry:
                 self.context.truncate(self.seq_id, at)
             self._done = length
+            self._cut_batches(length)
         del self._tokens[length:]
         self._images = [image for image in self._images if image.last <= length]
         self.pieces = self._cut_pieces(length)
@@ -667,7 +700,7 @@ def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output])
     numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
     index = -sum(numbers)
     for (sequence, count), number in zip(parts, numbers, strict=True):
-        sequence.advance(count, range(index, index + number))
+        sequence.advance(count, range(index, index + number), alone=len(parts) == 1)
         index += number
 
 

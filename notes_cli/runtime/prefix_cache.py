@@ -76,15 +76,39 @@ class Layout:
         if talk and any(message.role == "assistant" for message in talk.messages):
             return length
         batch = max((last for _, last in self.splices if last <= length), default=0)
-        asked = len(self) - len(self.parts.tokens[-1])
-        if asked <= length and asked - batch > APART:
-            batch = asked
+        if self.asked <= length and self.asked - batch > APART:
+            batch = self.asked
         return batch if length - batch <= APART else length
+
+    def begin_exactly(self, sequence: KVSequence, length: int) -> int:
+        """Return where to continue so that all K/V, that of the first `length` tokens of the sequence included, is bit
+        for bit that of a prefill of this prompt alone: where both begin a batch, after the same batches."""
+        base, whole, end = sequence.batches
+        size, asked = sequence.context.n_ubatch, self.asked
+        if asked - base > APART:  # it ends a batch there (runtime/assemble.py)
+            length = min(length, asked)
+            if length == end == asked:
+                return length
+        length = min(length, whole)
+        while length > base:
+            length -= (length - base) % size
+            while base < asked - APART <= length < asked:  # what is left would be decoded with the question
+                length -= size
+            inside = [first for first, last in self.splices if first < length < last]
+            if not inside:
+                break
+            length = inside[0]
+        return length if length >= base else 0
+
+    @property
+    def asked(self) -> int:
+        """Number of tokens before its last text, the question."""
+        return len(self) - len(self.parts.tokens[-1])
 
     @property
     def boundary(self) -> int:
         """Number of tokens before the batch that its question is decoded in."""
-        return self.begin(len(self) - len(self.parts.tokens[-1]))
+        return self.begin(self.asked)
 
     def live(self, length: int) -> list[Piece]:
         """Return pieces for a cached prefix of this length."""
@@ -185,6 +209,8 @@ class PrefixCache:
             if context.model.recurrent or context.drops:  # a window may lack rows before the last one
                 state = rows if rows == len(cached.sequence) else -1
             usable = self._usable_length(layout, min(common, rows), state)
+            if layout.exact and usable != (begin := layout.begin_exactly(cached.sequence, usable)):
+                usable = 0 if state is not None else begin
             if rows < common:
                 coming = max(coming, self._usable_length(layout, common, state))
             if usable > length:
@@ -196,7 +222,7 @@ class PrefixCache:
 
     def _stored(self, layout: Layout, salt: str) -> tuple[list[tuple[Block, int]], int]:
         """Return the blocks of the store that a prompt begins with, and how many of their tokens are reusable."""
-        if self.store is None:
+        if self.store is None or layout.exact:  # it does not know the batches of its rows
             return [], 0
         most = len(layout) - 1
         path = self.store.find(layout.tokens[:most], layout.origins[:most], salt)
@@ -277,12 +303,16 @@ class PrefixCache:
         self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False
     ) -> KVSequence:
         """Continue after the first `length` tokens of a cached sequence: in that sequence if it is idle and has no more
-        tokens, else in a fork. `dry`: for planning. `fork`: always in a fork, whose pieces are those of the cached
-        sequence."""
+        tokens, else in a fork. An exact prompt truncates it if it is the only one, as attention sums in the order of
+        the cells, and a fork has its cells in two places. `dry`: for planning. `fork`: always in a fork, whose pieces
+        are those of the cached sequence."""
         cached.used = next(self._clock)
-        if cached.idle and length == len(cached.sequence) and not (dry or fork):
+        alone = layout.exact and len(self.entries) == 1
+        if cached.idle and (length == len(cached.sequence) or alone) and not (dry or fork):
             self.entries.remove(cached)
             sequence = cached.sequence
+            sequence.truncate(length)
+            cached.tokens, cached.origins = cached.tokens[:length], cached.origins[:length]
         else:
             sequence = cached.sequence.share(length, dry=dry)
         if not fork:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -12,20 +13,23 @@ from numpy.typing import NDArray
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
+from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.explanations import why
 from notes_cli.runtime.answering import ask, explain
-from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.assemble import assemble, assemble_task
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.prefix_cache import PrefixCache
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.text.erratum import Erratum
+from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeModel, MakeWorkspace
@@ -65,6 +69,63 @@ def test_logits_are_those_of_a_prefill(
     plain, moved = logits(workspace, prompt)
     if any(piece.moved for piece in plain.pieces):
         assert error(moved, wanted) > 1e-4
+
+
+FIRST, SECOND = (" ".join(f"{name} is word {n}." for n in range(12)) for name in ("This", "That"))
+
+
+class Turns:
+    """Prompts of a conversation, each of which continues the prefix that the one before has left in the cache."""
+
+    def __init__(self, workspace: Workspace, segments: Sequence[Segment] = ()) -> None:
+        self.workspace, self.segments, self.prefixes = workspace, segments, PrefixCache()
+
+    def logits(self, *texts: str, exact: bool) -> tuple[NDArray[np.float32], int]:
+        """Return the logits after these messages, of user and assistant in turn, and the number of reused tokens. At
+        most 20 tokens are generated after them."""
+        system = [Message("system", (SkillPart(segment.name),)) for segment in self.segments]
+        roles = cycle(("user", "assistant"))
+        turns = [Message(role, (TextPart(text),)) for role, text in zip(roles, texts, strict=False)]
+        prompt = Prompt("", self.segments, conversation=Conversation((*system, *turns)))
+        parts = parts_of(self.workspace, prompt)
+        layout = self.prefixes.layout(prompt, parts, 1, exact=exact)
+        found, length, _ = self.prefixes.find(layout, "")
+        begun = self.prefixes.begin(found, length, layout) if found and length else None
+        sequence = run(assemble_task(self.workspace, prompt, parts, exact=exact, begun=begun))
+        logits = sequence.logits()
+        cache = self.prefixes.add(sequence, layout, "")
+        list(sequence.generate(Sampler(SamplerOptions(temperature=0)), 20))
+        self.prefixes.set_idle(cache)
+        self.prefixes.evict_beyond(1)
+        return logits, length
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("spliced", [False, True])
+def test_later_turns_have_the_bits_of_a_prefill(
+    make_workspace: MakeWorkspace, skill: Skill, kind: str, spliced: bool, exact: bool
+) -> None:
+    """They continue where a prefill begins a batch, after the same ones. The control continues anywhere."""
+    workspace, other = (make_workspace(kind, n_ctx=2048, n_ubatch=32) for _ in range(2))
+    segments = [compile_skill(workspace, skill)] if spliced else []
+    turns, alone = Turns(workspace, segments), Turns(other, segments)
+    equal: list[bool] = []
+    for texts in (
+        [FIRST],
+        [FIRST, "Yes.", SECOND],
+        [FIRST, "Yes.", f"{SECOND} Why?"],
+        [FIRST, "Yes.", SECOND, "No.", "Why?"],
+        [FIRST, "No.", SECOND, "No.", "Why?"],
+        [FIRST, "No.", SECOND[:-60] + FIRST[-40:]],
+        [FIRST],
+        [f"{FIRST} Why?"],
+    ):
+        (found, reused), (wanted, none) = turns.logits(*texts, exact=exact), alone.logits(*texts, exact=exact)
+        alone.prefixes.close()
+        assert bool(reused) == bool(equal) and not none
+        equal.append(np.array_equal(found, wanted))
+    assert all(equal) == exact
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
