@@ -62,9 +62,10 @@ class _Tail(NamedTuple):
 class Batches(NamedTuple):
     """Rows that a prefill of the same tokens alone has bit for bit, since it decodes them in the same batches."""
 
-    base: int  # rows up to the end of the last placed segment; batches begin after it
-    whole: int  # and those of whole micro-batches after it
-    end: int  # and those of the batch after these, for a prompt that ends a batch there, too
+    base: int = 0  # end of the last placed segment, where batches begin
+    cut: int = 0  # where a batch was ended to begin the next there (`divide`); 0: nowhere
+    whole: int = 0  # end of the whole micro-batches from there
+    end: int = 0  # end of the batch after these
 
 
 class KVSequence:
@@ -83,7 +84,7 @@ class KVSequence:
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
-        self._batches = Batches(0, 0, 0)
+        self._batches = Batches()
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
@@ -151,12 +152,14 @@ class KVSequence:
 
     def _cut_batches(self, length: int) -> None:
         """Keep the batches of the first `length` rows."""
-        base, whole, end = self._batches
+        base, cut, whole, end = self._batches
         if length < base:
-            base = whole = end = 0
+            self._batches = Batches()
         elif length < end:
-            whole = end = base + (min(length, whole) - base) // self.context.n_ubatch * self.context.n_ubatch
-        self._batches = Batches(base, whole, end)
+            cut = cut if cut <= length else 0
+            first = cut or base
+            whole = first + (min(length, whole) - first) // self.context.n_ubatch * self.context.n_ubatch
+            self._batches = Batches(base, cut, whole, whole)
 
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
         """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
@@ -269,7 +272,7 @@ class KVSequence:
         self.pieces.append(piece)
         self._tokens += [int(token) for token in tokens]
         if segment.name and self._done == self._batches.end:  # a skill, not rows of an evicted prefix
-            self._batches = Batches(len(self), len(self), len(self))
+            self._batches = Batches(len(self), 0, len(self), len(self))
         self._done = len(self)
         self._logits = None
 
@@ -384,6 +387,8 @@ class KVSequence:
         end = self._done + count
         if alone and self._done == self._batches.whole:
             self._batches = self._batches._replace(whole=end - count % self.context.n_ubatch, end=end)
+            if end == self._divided:
+                self._batches = self._batches._replace(cut=end, whole=end)
         self._done = end
         try:
             logits = [self.context.logits(index) for index in outputs]
@@ -495,7 +500,7 @@ class KVSequence:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits, self._divided, self._batches = None, 0, Batches(0, 0, 0)
+        self._logits, self._divided, self._batches = None, 0, Batches()
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)

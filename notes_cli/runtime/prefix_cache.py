@@ -83,18 +83,19 @@ class Layout:
     def begin_exactly(self, sequence: KVSequence, length: int) -> int:
         """Return where to continue so that all K/V, that of the first `length` tokens of the sequence included, is bit
         for bit that of a prefill of this prompt alone: where both begin a batch, after the same batches."""
-        base, whole, end = sequence.batches
-        size, asked = sequence.context.n_ubatch, self.asked
-        if asked - base > APART:  # it ends a batch there (runtime/assemble.py)
-            length = min(length, asked)
-            if length == end == asked:
-                return length
+        base, cut, whole, _ = sequence.batches
+        size, asked, first = sequence.context.n_ubatch, self.asked, base
+        divided = asked - base > APART  # it ends a batch there (runtime/assemble.py)
+        if cut and divided and cut == asked <= length:
+            first = cut
+        else:
+            length = min(length, cut or length, asked if divided else length)
         length = min(length, whole)
-        while length > base:
-            length -= (length - base) % size
-            while base < asked - APART <= length < asked:  # what is left would be decoded with the question
+        while length > first:
+            length -= (length - first) % size
+            while divided and first < asked - APART <= length < asked:  # the rest would be decoded with the question
                 length -= size
-            inside = [first for first, last in self.splices if first < length < last]
+            inside = [start for start, end in self.splices if start < length < end]
             if not inside:
                 break
             length = inside[0]

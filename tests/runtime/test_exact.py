@@ -119,6 +119,7 @@ def test_later_turns_have_the_bits_of_a_prefill(
         [FIRST, "No.", SECOND, "No.", "Why?"],
         [FIRST, "No.", SECOND[:-60] + FIRST[-40:]],
         [FIRST],
+        [FIRST],
         [f"{FIRST} Why?"],
     ):
         (found, reused), (wanted, none) = turns.logits(*texts, exact=exact), alone.logits(*texts, exact=exact)
