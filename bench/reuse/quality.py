@@ -41,6 +41,7 @@ TEXT_CHANGES: dict[str, Change] = {
     "a word changed": lambda texts, other: [*texts[:1], with_other_word(texts[1]), *texts[2:]],
     "a paragraph removed": lambda texts, other: [*texts[:1], *texts[2:]],
     "a paragraph added": lambda texts, other: [*texts[:1], other, *texts[1:]],
+    "the last paragraph removed": lambda texts, other: texts[:-1],
     "two exchanged": lambda texts, other: [texts[1], texts[0], *texts[2:]],
 }
 
@@ -93,6 +94,8 @@ def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000
 
             def logits(wanted: Layout, prefixes: PrefixCache = prefixes) -> tuple[NDArray[np.float64], int]:
                 cached, length, _ = prefixes.find(wanted, "")
+                if wanted.exact:
+                    prefixes.make_exact(cached if length else None)
                 planned, runs = prefixes.plan(workspace, wanted, "", cached, length)
                 begun = prefixes.begin(cached, length, planned) if cached else None
                 task = assemble_task(workspace, planned.prompt, planned.parts, begun=begun, runs=runs)

@@ -304,9 +304,8 @@ class PrefixCache:
         self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False
     ) -> KVSequence:
         """Continue after the first `length` tokens of a cached sequence: in that sequence if it is idle and has no more
-        tokens, else in a fork. An exact prompt truncates it if it is the only one, as attention sums in the order of
-        the cells, and a fork has its cells in two places. `dry`: for planning. `fork`: always in a fork, whose pieces
-        are those of the cached sequence."""
+        tokens, or for an exact prompt (`make_exact`), else in a fork. `dry`: for planning. `fork`: always in a fork,
+        whose pieces are those of the cached sequence."""
         cached.used = next(self._clock)
         alone = layout.exact and len(self.entries) == 1
         if cached.idle and (length == len(cached.sequence) or alone) and not (dry or fork):
@@ -321,6 +320,12 @@ class PrefixCache:
         sequence.seconds = {"splice": 0.0, "decode": 0.0}
         sequence.token_limit = None
         return sequence
+
+    def make_exact(self, cached: CachedPrefix | None) -> None:
+        """Evict all idle sequences but this one, for an exact prompt: attention sums in the order of the cells, so that
+        its K/V is bit for bit that of a prefill alone only in the same cells."""
+        while self.evict(cached):
+            pass
 
     def undo(self, cached: CachedPrefix | None, sequence: KVSequence) -> None:
         """Revert `begin`."""
@@ -367,9 +372,11 @@ class PrefixCache:
         """Yield idle sequences, least recently used first."""
         yield from sorted((cached for cached in self.entries if cached.idle), key=lambda cached: cached.used)
 
-    def evict(self) -> bool:
-        """Move the least recently used idle sequence to the store. Returns False if there is none."""
+    def evict(self, kept: CachedPrefix | None = None) -> bool:
+        """Move the least recently used idle sequence but `kept` to the store. Returns False if there is none."""
         for cached in self.idle_prefixes():
+            if cached is kept:
+                continue
             try:
                 if self.store:
                     self.store.save(cached.sequence, cached.tokens, cached.origins, cached.salt)

@@ -214,6 +214,8 @@ class Scheduler:
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
+            if layout.exact and not self.running:
+                self.prefixes.make_exact(cached if length else None)
             layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)

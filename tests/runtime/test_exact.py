@@ -90,6 +90,8 @@ class Turns:
         parts = parts_of(self.workspace, prompt)
         layout = self.prefixes.layout(prompt, parts, 1, exact=exact)
         found, length, _ = self.prefixes.find(layout, "")
+        if exact:
+            self.prefixes.make_exact(found if length else None)
         begun = self.prefixes.begin(found, length, layout) if found and length else None
         sequence = run(assemble_task(self.workspace, prompt, parts, exact=exact, begun=begun))
         logits = sequence.logits()
@@ -112,6 +114,7 @@ def test_later_turns_have_the_bits_of_a_prefill(
     turns, alone = Turns(workspace, segments), Turns(other, segments)
     equal: list[bool] = []
     for texts in (
+        [SECOND[:30]],
         [FIRST],
         [FIRST, "Yes.", SECOND],
         [FIRST, "Yes.", f"{SECOND} Why?"],
@@ -124,7 +127,7 @@ def test_later_turns_have_the_bits_of_a_prefill(
     ):
         (found, reused), (wanted, none) = turns.logits(*texts, exact=exact), alone.logits(*texts, exact=exact)
         alone.prefixes.close()
-        assert bool(reused) == bool(equal) and not none
+        assert not none and (reused or len(equal) < 2)
         equal.append(np.array_equal(found, wanted))
     assert all(equal) == exact
 
