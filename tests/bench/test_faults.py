@@ -42,11 +42,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.fixture
 def make_jobs(stage: Stage) -> Callable[..., Jobs]:
-
-    def make(*names: str) -> Jobs:
-        return Jobs(stage, names)
-
-    return make
+    return lambda *names: Jobs(stage, names)
 
 
 def outcomes(kind: Kind, cases: int | range, until: str = "") -> set[str]:
