@@ -89,6 +89,8 @@ def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> Non
     [
         "{{ messages.__class__.__mro__ }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('id') }}",
+        "{% include '/etc/passwd' %}",
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
