@@ -14,7 +14,6 @@ from notes_cli.engine.sequence import decode, run
 from notes_cli.runtime.assemble import assemble, assemble_task, temporary_cells
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
-from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 
 ANSWER = 24  # tokens of an answer at most
@@ -29,25 +28,25 @@ class Outcome:
 
 
 def answers(
-    workspace: Workspace, prompts: Sequence[Prompt], *, splice: bool = True, exact: bool = False
+    workspace: Workspace, prompts: Sequence[Prompt], *, splice: bool = True, exact: bool = False, seam: int = 1
 ) -> list[Outcome]:
     """Greedy answers to prompts that differ in their question alone; the rest of the prompt is made once.
 
-    `splice=False` decodes the same tokens, `exact` all that is not where it was compiled.
+    `splice=False` decodes the same tokens, `exact` all that is not where it was compiled, `seam`: boundary tokens.
     """
     parts = [parts_of(workspace, prompt) for prompt in prompts]
     longest = max(len(one.tokens[-1]) for one in parts) + ANSWER
     workspace.reserve(2 * parts[0].count + temporary_cells(prompts[0], parts[0]) + longest, 3)
-    boundary = PrefixCache().layout(prompts[0], parts[0], DEFAULT_SEAM, splice=splice, exact=exact).boundary
+    boundary = PrefixCache().layout(prompts[0], parts[0], seam, splice=splice, exact=exact).boundary
     outcomes = []
     with ExitStack() as stack:
-        with assemble(workspace, prompts[0], parts=parts[0], splice=splice, exact=exact) as first:
+        with assemble(workspace, prompts[0], parts=parts[0], splice=splice, exact=exact, seam=seam) as first:
             while not first.divided:
                 decode([first])
             stem = stack.enter_context(first.share(boundary) if boundary else workspace.sequence())
         for prompt, one in zip(prompts, parts, strict=True):
             with stem.share(boundary) if boundary else workspace.sequence() as sequence:
-                run(assemble_task(workspace, prompt, one, splice=splice, exact=exact, begun=sequence))
+                run(assemble_task(workspace, prompt, one, splice=splice, exact=exact, seam=seam, begun=sequence))
                 logits = sequence.logits().copy()
                 with Sampler(SamplerOptions(temperature=0.0)) as sampler:
                     text = workspace.model.text(sequence.generate(sampler, ANSWER)).strip()
