@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check vulkan faults faults-slice agents serving upstream-cache images race reference site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check vulkan faults faults-slice clients agents serving upstream-cache images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -172,6 +172,9 @@ faults: $(DEV) ## Hostile files, kills, full disks and the like, by the thousand
 
 faults-slice: $(DEV) ## Two minutes of the same
 	@$(BIN)/python -m bench.faults $(ONLY)
+
+clients: $(DEV) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
+	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
 agents: $(DEV) ## Install fourteen real clients, run each against notes serve, record their requests (npm; a gigabyte)
 	@nice $(BIN)/python -m bench.agents --record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -20,10 +21,12 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from bench import clients
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
+from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve import event_stream
 from notes_cli.serve.app import Options
 from notes_cli.serve.generation import AnswerDone
@@ -536,3 +539,38 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
         several.join()
         assert found == [200]
         assert served.at_context(lambda: context.n_free + context.n_leased) == there == 5
+
+
+# Clients that vanish, stall, repeat and send garbage: a slice of bench/clients.py.
+
+CONTEXT = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Served]:
+    with started(tmp_path, Limits(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
+        clients.prepare(found.url)
+        yield found
+
+
+def test_misbehaving_clients_leave_nothing_behind(crowded: Served) -> None:
+    outcome = asyncio.run(clients.campaign(crowded.url, 100, seed=5, parallel=12))
+    assert outcome.wrong == [] and outcome.right > 30 and len(outcome.kinds) == 7
+
+
+def test_a_leak_is_found(crowded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the campaign reports one sequence that is not returned."""
+    prefixes, kept = crowded.scheduler.prefixes, list[CachedPrefix]()
+    rest = prefixes.set_idle
+
+    def lose(one: CachedPrefix) -> None:
+        if kept or crowded.scheduler.metrics.outcomes["answered"] < 26:
+            rest(one)
+        else:
+            prefixes.entries.remove(one)
+            one.idle = True  # so that the end of its job does not close it
+            kept.append(one)
+
+    monkeypatch.setattr(prefixes, "set_idle", lose)
+    outcome = asyncio.run(clients.campaign(crowded.url, 12, seed=5, parallel=4))
+    assert any("sequences" in one for one in outcome.wrong), outcome.wrong
