@@ -69,6 +69,7 @@ def test_the_models_name_names_skills(served: Served) -> None:
         (400, "frequenzy", {"extra_body": {"frequenzy": 1}}),
         (400, "notes.sprice", {"extra_body": {"notes": {"sprice": ["returns"]}}}),
         (404, "notes.splice", {"extra_body": {"notes": {"splice": ["return"]}}}),
+        (404, "notes.memory", {"extra_body": {"notes": {"ask": True, "memory": "return"}}}),
         (400, "temperature", {"temperature": -1}),
         (400, "messages", {"messages": []}),
         (400, "messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
