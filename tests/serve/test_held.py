@@ -199,6 +199,21 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_must_be_and_is_cut(qwen: Served, script: Script, stream: bool) -> None:
+    """It has the beginning of its arguments; before the end of its name it is text."""
+    whole, model = '{"name": "add", "arguments": {"a": 1, "b": 2}}', qwen.scheduler.workspace.model
+    tokens = model.tokenize(whole)
+    for limit in (2, len(tokens) - 4):
+        script(whole)
+        begun = b"".join(model.token_bytes(int(token)) for token in tokens[:limit]).decode()
+        reply = create(qwen, tools=TOOLS, tool_choice="required", stream=stream, max_tokens=limit)
+        text, calls, reason = told(reply, stream)
+        arguments = begun.partition('"arguments": ')[2]
+        assert reason == "length" and bool(arguments) is (limit > 2)
+        assert (text, [call[1:] for call in calls]) == (("", [("add", arguments)]) if arguments else (begun, []))
+
+
 def test_tools_that_are_allowed(qwen: Served) -> None:
     """Only these can be called; the model sees all of them, so that the prefix stays the same."""
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}

@@ -83,6 +83,8 @@ def test_a_call_and_its_result(served: Served) -> None:
     streamed = events(served, tools=[TOOL], tool_choice=NAMED)
     parts = [event["delta"]["partial_json"] for event in streamed if event["type"] == "content_block_delta"]
     assert json.loads("".join(parts)) == call["input"]
+    cut = create(served, tools=[TOOL], tool_choice=NAMED, max_tokens=message["usage"]["output_tokens"] - 2)
+    assert (cut["stop_reason"], [block["type"] for block in cut["content"]]) == ("max_tokens", ["tool_use"])
     for result in ("7", [{"type": "text", "text": "7"}], None):
         blocks = [{"type": "tool_result", "tool_use_id": call["id"], "content": result, "is_error": False}]
         for more in ([], [{"type": "text", "text": "And now?"}]):

@@ -59,7 +59,12 @@ def test_a_call_and_its_result(served: Served) -> None:
     response = served.client.responses.create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED)  # type: ignore[call-overload]
     [call] = response.output
     assert (call.type, call.name, call.status) == ("function_call", "look", "completed")
-    assert isinstance(json.loads(call.arguments), dict)
+    assert isinstance(json.loads(call.arguments), dict) and response.usage
+    most = response.usage.output_tokens - 2
+    [cut] = served.client.responses.create(  # type: ignore[call-overload]
+        model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, max_output_tokens=most
+    ).output
+    assert (cut.type, cut.status) == ("function_call", "incomplete") and cut.arguments.startswith('{"x"')
     result: Json = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
     items: list[Any] = [{"role": "user", "content": "Look."}, call.model_dump(), result]
     by_items = served.client.responses.create(model="tiny", input=items, tools=[TOOL])  # type: ignore[list-item]
