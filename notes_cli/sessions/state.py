@@ -444,10 +444,7 @@ class State:
         self.memory = Memory.from_dict(rest["memory"]) if "memory" in rest else None
         self.first = {}
         self._record_compiled(rest, self.skills)
-        if "heard" in rest:
-            self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
-        else:  # from an older version
-            self._record_time(line, self.known)
+        self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
 
     def _drop_traces(self, place: int) -> None:
         """Drop traces of cuts from this position on: everything there was decoded again."""
