@@ -193,9 +193,9 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     count = len(segment.context) + len(found.tokens)
     assert prepared.passed == count
     seq = decoded(workspace, plain, method, NEW).seq
-    told = next(why(piece) for piece in seq.pieces if piece.rewritten)
-    assert f"selected by a pass over {count} tokens of the corrected text" in told
-    assert ("notes compile --influence spares it" in told) == (method == "selective@4")
+    reason = next(why(piece) for piece in seq.pieces if piece.rewritten)
+    assert f"selected by a pass over {count} tokens of the corrected text" in reason
+    assert ("notes compile --influence spares it" in reason) == (method == "selective@4")
 
 
 def rows_by_layer(segment: Segment) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 FORM = {"type": "json_schema", "schema": None}
@@ -46,7 +46,9 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     for system in ("Be brief.", blocks):
         message = create(served, system=system, notes=notes)
-        assert message["content"] == [{"type": "text", "text": told(chat)}] and message["stop_reason"] == "end_turn"
+        assert (
+            message["content"] == [{"type": "text", "text": reply_text(chat)}] and message["stop_reason"] == "end_turn"
+        )
         counts = message["usage"]
         assert counts["input_tokens"] + counts["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
     counted = create(served, path="/count_tokens", system="Be brief.", notes=notes)["input_tokens"]

@@ -14,7 +14,7 @@ from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -199,7 +199,7 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
     """It begins in the last tokens of the reasoning: stops and max_tokens apply to it, too."""
     thinking: Json = {"reasoning_effort": "low", "notes": {"splice": ["returns"]}}
-    whole = told(served.chat(ASKED, **thinking))
+    whole = reply_text(served.chat(ASKED, **thinking))
     stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
     assert (stopped["message"]["content"], stopped["finish_reason"]) == (whole[:2], "stop")
     assert stopped["stop_reason"] == whole[2:4]

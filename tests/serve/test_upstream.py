@@ -253,12 +253,12 @@ def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstrea
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, httpx.Client], asked: bool) -> None:
     """Each event before the next is sent; the usage only to clients that asked for it, and always to the metrics."""
-    heard, chunk = threading.Event(), {"id": "1", "object": "chat.completion.chunk", "choices": [{"index": 0}]}
+    got, chunk = threading.Event(), {"id": "1", "object": "chat.completion.chunk", "choices": [{"index": 0}]}
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
         assert body["stream_options"] == {"include_usage": True}
         stream(request, chunk)
-        assert heard.wait(20)
+        assert got.wait(20)
         for event in (json.dumps({"id": "1", "choices": [], "usage": USAGE}), "[DONE]"):
             request.wfile.write(f"data: {event}\n\n".encode())
 
@@ -269,7 +269,7 @@ def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, 
     with front[1].stream("POST", "/v1/chat/completions", json=body) as found:
         for line in found.iter_lines():
             events += [line[6:]] if line.startswith("data: ") else []
-            heard.set()
+            got.set()
     assert json.loads(events[0]) == chunk and events[-1] == "[DONE]"
     assert json.loads(events[-2])["notes"]["pieces"][0]["name"] == "returns" and json.loads(events[-2])["id"] == "1"
     assert [json.loads(event).get("usage") for event in events[1:-2]] == ([USAGE] if asked else [])
