@@ -33,7 +33,7 @@ import tiny  # type: ignore[import-not-found]
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
 OPENS_A_MODEL = ("ask", "compile", "edit", "import", "verify", "session compact", "session forget")
-VARYING = ("time", "heard", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
+VARYING = ("time", "read_at", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),

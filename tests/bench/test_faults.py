@@ -105,8 +105,8 @@ class Ledgers(Kind):
         super().__init__(seed)
         piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": [1, 2, 3]}
         rows = {"rows_checksum": "0" * 32, "skills": [], "changed": []}
-        turn = {"op": "turn", "question": "?", "pieces": [piece], "said": {}, "rows": "0001.gguf", **rows}
-        edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "says": "", "rows": "0002.gguf", **rows}
+        turn = {"op": "turn", "question": "?", "pieces": [piece], "errata": {}, "rows": "0001.gguf", **rows}
+        edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "pending": "", "rows": "0002.gguf", **rows}
         edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]]}
         parts = ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters")
         first = {"op": "open", "format": FORMAT, "cache": "f16/f16", "whole": False, "model": "m"}

@@ -113,11 +113,11 @@ def test_explain_computes_nothing(
     with monkeypatch.context() as patch:
         for name in ("append", "splice", "read"):
             patch.delattr(Context, name)
-        told = notes(*ask, "--explain")
-    assert told.code == 0 and "would be compiled first, as fees" in told.err
+        planned = notes(*ask, "--explain")
+    assert planned.code == 0 and "would be compiled first, as fees" in planned.err
     assert snapshot(home / "library") == before
     done = notes(*ask).json
-    assert told.json["pieces"] == done["pieces"][:-1]
+    assert planned.json["pieces"] == done["pieces"][:-1]
 
 
 def test_a_seed_reproduces(notes: Notes) -> None:
@@ -190,9 +190,9 @@ def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
     assert found.code == 1
     got = answers(found)
     assert [line["answer"] for line in got[:4]][:3] == ["z", '"x"', "y"] and got[3]["choice"] in ("no", "yes")
-    told = [line["error"]["message"] for line in got[4:]]
+    messages = [line["error"]["message"] for line in got[4:]]
     for message, says in zip(
-        told,
+        messages,
         ("uses 'not'", "not the name of a file", "must be an object, or true", "there is no rule nothing", "one of:"),
         strict=True,
     ):
@@ -340,13 +340,13 @@ def test_a_correction_for_all_reaches_every_question(monkeypatch: pytest.MonkeyP
     assert run_here("compile", SAMPLES / "returns").code == 0
     ask = ("ask", "May I return this?", "--splice", "returns")
     assert run_here("edit", "--all", "--field", "returns.date=2026-07-01").code == 0
-    for more in ((), ("--recompute",), ("--session", "told")):
-        told = run_here(*ask, *more)
-        assert told.out == "refused\n" and "date is 2026-07-01: a correction for all sessions" in told.err, more
+    for more in ((), ("--recompute",), ("--session", "mine")):
+        done = run_here(*ask, *more)
+        assert done.out == "refused\n" and "date is 2026-07-01: a correction for all sessions" in done.err, more
     batch = run_here("ask", "--batch", "-", "--splice", "returns", stdin='"May I return this?"')
     assert '"answer": "refused"' in batch.out and "erratum" in run_here(*ask, "--explain").out
     for own in (("--erratum",), ("--field",), ("--method", "field", "--field")):
         assert run_here(*ask, *own, "date=2026-05-02").out == "accepted\n", own
     assert run_here("edit", "--all", "--field", "returns.date=2026-05-01").code == 0
     last = run_here(*ask)
-    assert last.out == "accepted\n" and "told" not in last.err
+    assert last.out == "accepted\n" and "for all" not in last.err

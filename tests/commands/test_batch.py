@@ -90,8 +90,8 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
             if "MESSAGES" in os.environ:
                 entry["says"] = line["error"]["message"]
             assert line["error"] == {"message": entry["says"], "status": 1}
-    for line, told in zip(got[-3:-1], long.values(), strict=True):
-        assert told in line["error"]["message"]
+    for line, message in zip(got[-3:-1], long.values(), strict=True):
+        assert message in line["error"]["message"]
     assert same(got[0]) == same(got[-1])
 
 

@@ -92,8 +92,8 @@ def test_what_is_right_stays_so(
     )
     assert f"a recompute decides by the field in 0 of {LEAST} cases" in done.out
     assert notes(*answer).out == "refused\n"
-    told = notes(*ASK, "--explain").out
-    assert "method erratum: nothing was proven better" in told and " (calibrate, 20" in told
+    explained = notes(*ASK, "--explain").out
+    assert "method erratum: nothing was proven better" in explained and " (calibrate, 20" in explained
 
 
 def test_what_is_proven_better_is_followed(
@@ -112,8 +112,8 @@ def test_what_is_proven_better_is_followed(
     assert notes("profile", "rm", name, "no such").code == 1 and Path(found["path"]).is_file()
     assert notes("profile", "rm", name).out.strip() == found["path"] and not Path(found["path"]).exists()
     assert notes("profile", "ls").err.startswith("no profiles yet in ")
-    told = "method field+erratum: the default for a model that calibrate has not measured"
-    assert told in notes(*ASK, "--explain").out
+    explained = "method field+erratum: the default for a model that calibrate has not measured"
+    assert explained in notes(*ASK, "--explain").out
 
 
 def test_an_interrupted_calibration_goes_on(

@@ -143,6 +143,7 @@ def test_errata_belong_to_skills(project: Path, monkeypatch: pytest.MonkeyPatch,
         ("splice: /etc/hosts", "splice in {}: /etc/hosts is outside of"),
         ("splice: link.md", "splice in {}: link.md is outside of"),
         ('splice: "a\\0b"', "splice in {} has a zero character"),
+        ("ctx-size: 512\nctx_size: 1024", "{} has both ctx-size and ctx_size, which are one setting. Leave one out"),
         ("ctx-size: many", "ctx-size in {}: 'many' is not a whole number"),
         ("model: [a, b]", "model in {} must be one value"),
     ],
@@ -168,6 +169,9 @@ def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, mo
     found = notes("ask", "Why?", "--json", "--system", "").json
     assert [piece["kind"] for piece in given["pieces"]].count("erratum") == 1
     assert (found["answer"], found["pieces"], found["tokens"]) == (given["answer"], given["pieces"], given["tokens"])
+    memory = notes("ask", "Why?", "--json", "--memory", "../handbook.md").json  # it is there once
+    assert [piece["how"] for piece in memory["pieces"]].count("spliced") == 1
+    assert notes("chat", "kept", "--memory", "../handbook.md", stdin="Why?").code == 0
     batch = notes("ask", "--batch", "-", stdin='{"question": "Why?", "splice": []}\n"Why?"\n')
     answers = [json.loads(line) for line in batch.out.splitlines()]
     assert [[piece["kind"] for piece in one["pieces"]].count("erratum") for one in answers] == [0, 1]

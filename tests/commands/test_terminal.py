@@ -95,7 +95,7 @@ def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, st
     return process.returncode, out, err
 
 
-def told(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_with(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """`notes` begun in a process that has run this code first."""
     begin = f"import sys\n{code}\nfrom notes_cli.__main__ import main\nmain()"
     return subprocess.run(
@@ -124,7 +124,7 @@ notes_cli.signals.install = begin
 @pytest.mark.parametrize("at", [1, 3, 40, 900, 7_000, 20_000, 50_000, 90_000, 140_000, 200_000, 300_000])
 def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) -> None:
     """From the first line on, in imports, callbacks and finalizers: one line and 130, or all was done before."""
-    done = told(STEPPED.format(at=at), "compile", skill, "-q")
+    done = run_with(STEPPED.format(at=at), "compile", skill, "-q")
     whole = done.returncode == 0 and len(list((home / "library").glob("*.gguf"))) == 1 and done.stderr == ""
     assert whole or (done.returncode, done.stderr) == (130, "notes: interrupted\n")
     assert not [path for path in snapshot(home) if path.endswith(".tmp")]
@@ -173,7 +173,7 @@ log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(stri
 """
 PLACES = {
     "llama.cpp's log": "llama.llama_log_set(log, None)",
-    "the progress of a load": "process.loading = lambda told: step",
+    "the progress of a load": "process.loading = lambda shown: step",
     "a finalizer": "before(sequence.KVSequence, 'check_intact', lambda: Struck() and None)",
     "a call from C": "before(sequence.KVSequence, 'check_intact', asked_by_c)",
     "after a context was freed": "after(llama, 'llama_free')",
@@ -186,7 +186,7 @@ PLACES = {
 def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: signal.Signals) -> None:
     """The interrupt is raised again until it propagates; nothing is freed twice."""
     limit = ["-n", "3"] if "freed" in place else ENDLESS
-    done = told(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
+    done = run_with(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (STATUS[number], f"notes: {WORDS[number]}")
 
 
@@ -212,7 +212,7 @@ workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
 sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
-    done = told(code, "ask", "Why?")
+    done = run_with(code, "ask", "Why?")
     assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
 
 
@@ -240,7 +240,7 @@ STOPS += "sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(),
 @pytest.mark.parametrize("code", [STUCK, STOPS])
 def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.Signals) -> None:
     """With the shell's status. The process does not wait for a computation that does not stop."""
-    done = told(code.format(number=number.name), "ask", "Why?", "--json")
+    done = run_with(code.format(number=number.name), "ask", "Why?", "--json")
     assert (done.returncode, done.stderr) == (STATUS[number], f"notes: {WORDS[number]}\n")
     assert json.loads(done.stdout) == {"version": 1, "error": {"message": WORDS[number], "status": 128 + number}}
 
@@ -265,7 +265,7 @@ def flush(self, *given):
     os.kill(os.getpid(), signal.SIGINT)
 sequence.KVSequence.check_intact = flush
 """
-    done = told(code, "ask", "Why?")
+    done = run_with(code, "ask", "Why?")
     assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
 
 
@@ -349,13 +349,13 @@ BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer
 @pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
 def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
     """Python's slow shutdown is skipped; exit handlers and threads that still compute are not."""
-    done = told(code, "ls", "--json")
+    done = run_with(code, "ls", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
     assert done.stderr == ("waited forcalled" if "threading" in code else "called")
-    failed = told(code, "inspect", "none")
+    failed = run_with(code, "inspect", "none")
     assert failed.returncode == 1 and failed.stderr.endswith("called")
 
 
 def test_bytes_that_wait_are_written_at_the_end() -> None:
-    done = told(BUFFERED, "paths")
+    done = run_with(BUFFERED, "paths")
     assert done.returncode == 0 and done.stdout.startswith("first ")

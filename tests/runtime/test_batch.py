@@ -40,7 +40,7 @@ def returns(shipped: Workspace) -> Segment:
     return compile_skill(shipped, load_skill(SAMPLES / "returns"))
 
 
-def told(answer: Answer | NotesError) -> Any:
+def comparable(answer: Answer | NotesError) -> Any:
     """Return the part of an answer that must not depend on the batch."""
     if isinstance(answer, NotesError):
         return str(answer)
@@ -56,7 +56,7 @@ def alone(workspace: Workspace, requests: Sequence[Request]) -> list[Any]:
     found = []
     for request in requests:
         try:
-            found.append(told(ask(workspace, request)))
+            found.append(comparable(ask(workspace, request)))
         except NotesError as error:
             found.append(str(error))
     return found
@@ -68,7 +68,7 @@ def together(workspace: Workspace, requests: Sequence[Request | NotesError], par
     outcomes = list(ask_many(workspace, requests, parallel))
     assert [number for number, _ in outcomes] == list(range(len(requests)))
     assert (workspace.context.used, workspace.context.n_leased) == (used, held)
-    return [told(outcome) for _, outcome in outcomes]
+    return [comparable(outcome) for _, outcome in outcomes]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "lfm2", "mamba", "gpt2"])

@@ -515,11 +515,11 @@ def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeyp
     workspace = make_workspace(n_ubatch=32)
 
     def stopping(number: int) -> Callable[[int, int], None]:
-        def told(done: int, total: int) -> None:
+        def stop(done: int, total: int) -> None:
             if number == 1 and done > 40:
                 raise KeyboardInterrupt
 
-        return told
+        return stop
 
     made: list[Path] = []
     with pytest.raises(KeyboardInterrupt), workspace.compiling():

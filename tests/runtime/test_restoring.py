@@ -225,8 +225,8 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
         seq = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
         found = seq.logits()
         assert seq.count("spliced") == 0
-        told = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
-        assert why(seq.pieces[1]).startswith(told)
+        reason = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
+        assert why(seq.pieces[1]).startswith(reason)
         np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens))
 
 

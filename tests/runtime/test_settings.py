@@ -68,13 +68,13 @@ def test_names_that_there_are_not(workspace: Workspace) -> None:
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()
-    for old, new, told in (
+    for old, new, message in (
         ('"direct": "field"', '"direct": "magic"', "methods.direct is 'magic', it must be an edit method"),
         ('"wording": "line"', '"wording": "loud"', "wording is 'loud', it must be"),
     ):
         assert old in text
         path.write_text(text.replace(old, new))
-        with pytest.raises(NotesError, match=re.escape(told)):
+        with pytest.raises(NotesError, match=re.escape(message)):
             defaults(workspace)
 
 

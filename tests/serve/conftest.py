@@ -58,7 +58,7 @@ class Served:
         return self.scheduler.call(function).result(30)
 
 
-def told(reply: Json) -> str:
+def reply_text(reply: Json) -> str:
     """Return the text of the answer."""
     text: str = reply["choices"][0]["message"]["content"]
     return text

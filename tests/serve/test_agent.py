@@ -22,7 +22,7 @@ from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
 from ..thinkers import Scripted
 from .conftest import Served, started
-from .test_held import MARKS
+from .test_constraints import MARKS
 
 Writes = Callable[..., None]
 

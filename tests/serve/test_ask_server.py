@@ -213,7 +213,7 @@ def test_a_session_is_the_same_from_both(server: Running) -> None:
     ledgers = [(server.home / "sessions" / name / "ledger.jsonl").read_text() for name in ("cold", "warm")]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in ledgers)
     for one in (*first, *second):
-        for key in ("time", "heard", "checksum", "rows_checksum"):  # times, and values computed from them
+        for key in ("time", "read_at", "checksum", "rows_checksum"):  # times, and values computed from them
             one.pop(key, None)
     assert first == second
     with Sessions(server.home / "sessions").locked("warm"):
@@ -410,12 +410,12 @@ def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
                     else:
                         connection.sendall(said)
 
-        told = other.submit(talk)
+        talked = other.submit(talk)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         with registered(server.file.parent, Server(**{**was, "url": url})):
             warm = run_here("ask", QUESTION, "--json", "--server", "auto")
             named = run_here("ask", QUESTION, "--server", url)
-        told.result(10)
+        talked.result(10)
     assert warm.code == 0 and warm.json["server"] is None
     assert (named.code, named.out, named.err.count("\n")) == (1, "", 1) and f"{url} cannot answer this: " in named.err
 
@@ -514,8 +514,8 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
                 assert process.returncode == status
                 assert out.endswith("\n") and err.splitlines()[-1].startswith("notes: ")
             until = time.monotonic() + 60
-            while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text):
-                assert time.monotonic() < until, told
+            while "notes_requests_running 0" not in (metrics := httpx.get(f"{found.url}/metrics").text):
+                assert time.monotonic() < until, metrics
                 time.sleep(0.05)
 
 

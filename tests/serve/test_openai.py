@@ -14,7 +14,7 @@ from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -69,6 +69,7 @@ def test_the_models_name_names_skills(served: Served) -> None:
         (400, "frequenzy", {"extra_body": {"frequenzy": 1}}),
         (400, "notes.sprice", {"extra_body": {"notes": {"sprice": ["returns"]}}}),
         (404, "notes.splice", {"extra_body": {"notes": {"splice": ["return"]}}}),
+        (404, "notes.memory", {"extra_body": {"notes": {"ask": True, "memory": "return"}}}),
         (400, "temperature", {"temperature": -1}),
         (400, "messages", {"messages": []}),
         (400, "messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
@@ -198,7 +199,7 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
     """It begins in the last tokens of the reasoning: stops and max_tokens apply to it, too."""
     thinking: Json = {"reasoning_effort": "low", "notes": {"splice": ["returns"]}}
-    whole = told(served.chat(ASKED, **thinking))
+    whole = reply_text(served.chat(ASKED, **thinking))
     stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
     assert (stopped["message"]["content"], stopped["finish_reason"]) == (whole[:2], "stop")
     assert stopped["stop_reason"] == whole[2:4]

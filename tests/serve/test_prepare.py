@@ -334,11 +334,11 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The model stays open during preparation; those requests and waiting ones are refused."""
     slow_template(monkeypatch, gate)
-    heard: list[JobEvent] = []
+    received: list[JobEvent] = []
     with alone(library) as one:
         asked = parse_chat({"messages": [{**ASK, "content": SLOW}]})
         for _ in range(scheduler.PREPARING + 2):
-            one.submit(asked, heard.append)
+            one.submit(asked, received.append)
         wait(lambda: len(gate.threads) == scheduler.PREPARING, 60)
         closing = threading.Thread(target=one.close)
         closing.start()
@@ -347,9 +347,9 @@ def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyP
         gate.goes_on.set()
         closing.join(60)
         assert not closing.is_alive()
-        assert len(heard) == scheduler.PREPARING + 2 and one.load == 0
-        assert all(isinstance(error, Refused) and error.status == 503 for error in heard)
-        for late in (lambda: one.submit(asked, heard.append), lambda: one.compute(lambda: 5)):
+        assert len(received) == scheduler.PREPARING + 2 and one.load == 0
+        assert all(isinstance(error, Refused) and error.status == 503 for error in received)
+        for late in (lambda: one.submit(asked, received.append), lambda: one.compute(lambda: 5)):
             with pytest.raises(Refused) as refused:
                 late()
             assert refused.value.status == 503

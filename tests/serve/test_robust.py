@@ -38,7 +38,7 @@ from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard
 from notes_cli.serve.segment_cache import _cut
 
-from .conftest import QUESTION, Json, Served, started, told
+from .conftest import QUESTION, Json, Served, reply_text, started
 
 ASK = [{"role": "user", "content": QUESTION}]
 LONG: Json = {"prompt": [5, 6, 7], "max_tokens": 1500}
@@ -78,7 +78,7 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
     assert steps < before + 500, "it must not have come to its end"
     sequences, resting, load = held(served)
     assert sequences == resting and load == 0 and served.scheduler.metrics.steps - steps < 3
-    assert told(served.chat(ASK, max_tokens=1, notes={"splice": ["returns"]})) == "accepted"
+    assert reply_text(served.chat(ASK, max_tokens=1, notes={"splice": ["returns"]})) == "accepted"
 
 
 def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:
@@ -136,7 +136,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     monkeypatch.setattr(Context, "logits", logits)
     bad.add(1)
     assert served.chat(ASK, 500, notes={"cache_salt": "bad"})["code"] == "engine_error"
-    assert told(served.ask(splice=["returns"])) == "accepted"
+    assert reply_text(served.ask(splice=["returns"])) == "accepted"
     error = served.chat([{"role": "user", "content": "a"}, {"role": "user", "content": "b" * 200_000}], 400)
     assert error["code"] == "context_length_exceeded"
 
@@ -149,7 +149,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.questions.prepare_request", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
-    assert told(served.ask(splice=["returns"])) == "accepted"
+    assert reply_text(served.ask(splice=["returns"])) == "accepted"
     sequences, resting, load = held(served)
     assert sequences == resting and load == 0
 
@@ -323,7 +323,7 @@ def test_curl_needs_no_content_type(served: Served) -> None:
     url = f"{served.url}/v1/chat/completions"
     sent = json.dumps({"messages": ASK, "notes": {"splice": ["returns"]}})
     found = subprocess.run(["curl", "-s", url, "-d", sent], capture_output=True, text=True, timeout=60).stdout
-    assert told(json.loads(found)) == "accepted"
+    assert reply_text(json.loads(found)) == "accepted"
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     own = {"Origin": served.url}  # our own page sends JSON as JSON
     for browser in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Mode": "no-cors"}, {"Referer": "http://a/"}, own):

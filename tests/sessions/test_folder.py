@@ -95,7 +95,10 @@ WRONG: list[list[dict[str, Any]]] = [
     *([edit("b", [(0, 1, [token])], [])] for token in (2**31, -1)),
     *([edit("b", [], [changed])] for changed in ([0, 10**15], ["0", "1"])),  # type: ignore[list-item]
     *([turn(token)] for token in (float("inf"), 4.0, "4", True)),  # type: ignore[arg-type]
-    *([turn(4, **part)] for part in ({"question": 7}, {"said": {"date": None}}, {"time": "tomorrow"}, {"time": None})),
+    *(
+        [turn(4, **part)]
+        for part in ({"question": 7}, {"errata": {"date": None}}, {"time": "tomorrow"}, {"time": None})
+    ),
     *([turn(4, rows=rows)] for rows in ([], None)),
     *([with_skill(**part)] for part in ({"tokens": 9}, {"position": (1 << 31) - 2, "tokens": 2}, {"tokens": 2.0})),
     *([with_skill(influence={"x": influence}, tokens=n)] for n, influence in ((1, ["1"]), (2, [1]))),

@@ -218,8 +218,8 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
         assert list(session.state.pending) == ["date"]
         length = len(session.state.tokens)
         turn(session, skill, "And then?")
-        said = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
-        assert len(said) == 1 and "2026-08-28" in said[0]
+        stated = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
+        assert len(stated) == 1 and "2026-08-28" in stated[0]
         assert len(session.state.tokens) - length < 200 and not session.state.pending
         session.edit("date", "2026-09-01", Method())
         turn(session, skill, "So?", "date=2026-09-02")
@@ -262,8 +262,8 @@ def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
         session.keep("x")
         fields = session.state.fields
         assert (fields["returns.date"], fields["other.date"]) == ("2026-07-01", "2030-01-01") and "date" not in fields
-        (said,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
-        assert said.name == "returns.date" and "the date of returns is now 2026-07-01" in said.text
+        (stated,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
+        assert stated.name == "returns.date" and "the date of returns is now 2026-07-01" in stated.text
         edited = [entry.name for entry in session.state.entries if entry.kind == "edit"]
         assert edited == ["returns.date"] and session.state.stated == {"returns.date"}
 
@@ -329,8 +329,8 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
         toggled(session, skill, 28, 7)
-        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(said) == ["", "date", "tier"] and not session.state.superseded
+        stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
@@ -745,15 +745,17 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         session.edit("fees.tier", "gold", Method("erratum"))
         session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
         session.keep("x")
-        said = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
-        assert set(said) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
-        assert "the tier of fees is now gold" in said["fees.tier"] and "date of fees is now 9 May" in said["fees.date"]
+        stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
+        assert set(stated) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
+        assert (
+            "the tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
+        )
         values = {"returns.date": "9 May", "returns.tier": "basic", "fees.tier": "gold", "fees.date": "9 May"}
         assert session.state.fields == values
         session.follow("And?", ["returns.date=10 May"], room=8)
         session.keep("x")
-        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(said) == ["fees.date", "fees.tier", "returns.date", "returns.tier"]
+        stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(stated) == ["fees.date", "fees.tier", "returns.date", "returns.tier"]
         assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["10 May", "9 May"]
     with held(make()) as session:
         assert len(session.sequence) == len(session.state.tokens)
@@ -796,8 +798,8 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
         for number, value in enumerate(values):
             before, tokens = rows(session.sequence), session.state.tokens
             turn(session, skill, f"Q{number}", f"date={value}", "be kind")
-            said = [entry.text for entry in session.state.entries if entry.kind == "erratum" and entry.name]
-            assert len(said) == 1 and f"date is now {value}." in said[0]
+            stated = [entry.text for entry in session.state.entries if entry.kind == "erratum" and entry.name]
+            assert len(stated) == 1 and f"date is now {value}." in stated[0]
             assert f"date: {value}\n" in session.state.skills[0].text
             text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
             assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1

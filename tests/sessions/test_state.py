@@ -52,8 +52,8 @@ def test_errata_wait_for_a_turn() -> None:
     """The last erratum of a field counts; a turn states it."""
     waiting = [turn(1), edit("b", [], [], "It is b."), edit("c", [], [], "It is c.")]
     assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).stated
-    said = fold([*waiting, turn(2)])
-    assert (said.pending, said.stated, said.values) == ({}, {"date"}, {"date": "c"})
+    after = fold([*waiting, turn(2)])
+    assert (after.pending, after.stated, after.values) == ({}, {"date"}, {"date": "c"})
     assert fold([*waiting, edit("d", [(0, 1, [9])], [[0, 1]])]).pending == {}
 
 

@@ -101,10 +101,10 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
 
-    def told(one: Any) -> list[Any]:
+    def comparable(one: Any) -> list[Any]:
         return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
 
-    assert told(found) == told(profile) and found.methods == profile.methods
+    assert comparable(found) == comparable(profile) and found.methods == profile.methods
 
 
 def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
