@@ -91,10 +91,7 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-# notes ls
-
-
-# the budget, notes prune
+# notes prune
 
 
 def test_prune_keeps_what_it_may_not_read(
@@ -222,9 +219,6 @@ def test_watch_means_the_skills_of_the_library(
     notes("compile", "-", "--name", "piped", stdin="x")
     nothing = notes("watch")
     assert nothing.code == 1 and "nothing to watch" in nothing.err
-
-
-# completion
 
 
 def test_rm_removes_all_files_of_a_name(

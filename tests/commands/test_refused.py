@@ -409,20 +409,6 @@ def wide(notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.Monk
     return notes
 
 
-def test_f32_says_how_to_compile_for_it(wide: Notes, skill: Path, compiled: Path) -> None:
-    """The command in the message is the one that mends it, for a name; a file is refused with the same reason."""
-    for kv in (("-ctk", "f32", "-ctv", "f32"), ("-ctk", "q8_0", "-ctv", "f32")):
-        refused = wide(*KEPT, *kv)
-        assert refused.code == 1 and refused.err.count("\n") == 1
-        options = refused.err.split("Run: notes ")[1].split()
-        rows = ["-ctk", "f32", "-ctv", "f32"] if kv[1] == "f32" else ["-ctv", "f32"]
-        assert options[:3] == ["compile", "--from", "returns"] and options[5:] == rows
-        assert wide(*options).code == 0
-        assert wide(*KEPT, *kv).code == 0
-    by_file = wide("ask", "Why?", "--splice", compiled, "-ctk", "f32", "-ctv", "f32")
-    assert by_file.code == 1 and f"Run: notes compile --from {compiled} -m" in by_file.err
-
-
 def test_quantized_v_without_flash_attention(wide: Notes, skill: Path, compiled: Path) -> None:
     """A usage error with advice, as llama.cpp has no such cache; K alone may be quantized."""
     for command in (KEPT, ("compile", skill), ("verify", "returns")):

@@ -162,21 +162,6 @@ def test_every_byte_is_read_once_and_written_once(model: Model, path: Path, kv: 
             assert copies == 0, "rows went through a buffer, and this is the host's memory"
 
 
-def test_opening_reads_no_rows(model: Model, path: Path) -> None:
-    """Until they are placed or looked at, and then once; afterwards the file is closed, and they can be placed."""
-    segment, wanted = open_stored(path), open_segment(path)
-    assert isinstance(segment.layers, Stored) and segment.layers.file is not None
-    assert segment.nbytes == wanted.nbytes and len(segment.layers) == len(wanted.layers)
-    assert segment.slice(0, len(segment)).layers is segment.layers
-    assert segment.layers.file is not None
-    part = segment.slice(3, 9)
-    assert segment.layers.file is None
-    assert (part.layers[2].k == wanted.layers[2].k[3:9]).all()
-    assert segment.layers[0].v is segment.layers[0].v
-    with context(model) as ctx:
-        assert placed(ctx, segment) == placed(ctx, wanted)
-
-
 @pytest.mark.parametrize(("kept", "flash"), [("f16", "on"), ("f16", "off"), ("q8_0", "on")])
 def test_a_wrong_byte_anywhere_is_refused(model: Model, copy: Path, kept: str, flash: str) -> None:
     """In any tensor, at its start, in the middle and at its end: one line, and the cache is as it was."""

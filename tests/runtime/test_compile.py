@@ -22,7 +22,6 @@ from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.compile import MOVES, compile_skill, plan
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..conftest import MakeWorkspace
@@ -63,21 +62,6 @@ def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
     long = Skill("long", "", "word " * 100, (), "-")
     compile_skill(workspace, long, lambda done, total: seen.append((done, total)))
     assert {total for _, total in seen} == {500} and [done for done, _ in seen] == [32, 128, 256, 384, 500]
-
-
-def test_a_growing_context_does_not_change_the_file(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The size of the context is no part of the identity of a model whose rotation does not depend on it."""
-    small, large = make_workspace(n_ctx=256), make_workspace(n_ctx=2048)
-    first = compile_to_library(small, skill)
-    assert first.reasons and not compile_to_library(large, skill).reasons
-
-
-def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, skill: Skill, home: Path) -> None:
-    workspace = make_workspace("llama-embed")
-    for action in (compile_skill, plan, compile_to_library):
-        with pytest.raises(UnsupportedError, match="keeps no K/V cache"):
-            action(workspace, skill)
-    assert not (home / "library").exists()
 
 
 # ---- blocks
@@ -144,22 +128,6 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
         found = compile_to_library(workspace, of(*PARTS), blocks="headings", output=target)
         assert (found.fresh, found.blocks) == (3, 3)
         assert rows_near(open_segment(target), compile_skill(workspace, of(*PARTS), blocks="headings"))
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "reasons"),
-    [
-        ("headings", "headings", ()),
-        (None, 2, ("it was compiled in one block",)),
-        ("headings", 2, ("it was compiled in 3 blocks",)),
-        ("headings", 1, ("it was compiled in 3 blocks",)),
-        ("headings", None, ()),  # without an option the existing blocks stay
-        (None, 1, ()),
-    ],
-)
-def test_new_blocks(workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]) -> None:
-    compile_to_library(workspace, of(*PARTS), blocks=first)
-    assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
 
 
 @pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
@@ -464,20 +432,6 @@ def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch
     with counted(monkeypatch) as calls, workspace.compiling():
         files(workspace)
     assert calls == [left, *own]
-
-
-def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call decodes a full batch; with progress a physical batch, the first less."""
-    workspace = make_workspace(n_ctx=2048, n_ubatch=128)
-    skill = parse_skill("All is well. " * 60, source="long.txt", default="long")
-    tokens = len(workspace.tokens_of(skill))
-    workspace.measure_rotation()
-    with counted(monkeypatch) as calls:
-        compile_to_library(workspace, skill, progress=lambda done, total: None)
-    assert calls[1:] == [32, 96] + [128] * (tokens // 128 - 1) + [tokens % 128]
-    with counted(monkeypatch) as calls:
-        compile_to_library(workspace, skill, force=True)
-    assert calls[1:] == [tokens]
 
 
 def test_other_work_between_them(workspace: Workspace) -> None:

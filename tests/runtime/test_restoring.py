@@ -62,19 +62,6 @@ def steps(segment: Segment) -> tuple[int, int]:
     return segment.base, segment.base + len(segment)
 
 
-def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segment: Segment) -> None:
-    """Rows begin at position 0; a recurrent layer has one state, of f32."""
-    assert segment.prefix_only and segment.first == 0 < segment.base == len(segment.context)
-    assert len(segment.layers) == 3
-    for rows in segment.layers:
-        if rows.part == "state":
-            assert len(rows.k) == len(rows.v) == 1 and rows.k.dtype == rows.v.dtype == np.float32
-        else:
-            assert len(rows.k) == len(rows.v) == segment.base + len(segment)
-    states = {"lfm2": 2, "mamba": 3, "gpt2": 0}[workspace.model.architecture]
-    assert sum(rows.part == "state" for rows in segment.layers) == states
-
-
 @pytest.mark.parametrize("errata", [[], [ERRATUM]])
 @pytest.mark.patches("speed")
 def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:

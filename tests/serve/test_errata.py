@@ -88,18 +88,6 @@ def test_a_matched_text_is_corrected(own: Served) -> None:
     assert told(own.chat([system, ASK])) == "refused"
 
 
-def test_a_client_corrects_its_own(own: Served) -> None:
-    talk: list[Json] = []
-    assert told(turn(own, talk, ASK)) == "accepted"
-    second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
-    third = turn(own, talk, ASK, fields={"date": "2026-07-01"})
-    assert told(second) == told(third) == "refused" and errata(third) == 1
-    live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
-    assert live >= second["usage"]["prompt_tokens"]
-    assert told(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
-    assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", "given again after another value"
-
-
 def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
     """Also with more clients of equal messages and answers than are remembered."""
     dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]

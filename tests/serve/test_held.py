@@ -80,16 +80,6 @@ def held(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
 
 
-def test_a_json_schema(served: Served) -> None:
-    found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
-    for choice in found.choices:
-        assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
-    whole = create(served, response_format=held(SCHEMA)).choices[0].message.content
-    chunks = create(served, response_format=held(SCHEMA), stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
-
-
 def test_a_grammar(served: Served) -> None:
     grammar = {"grammar": 'root ::= "yes" | "no"'}
     assert create(served, extra_body=grammar).choices[0].message.content in ("yes", "no")
@@ -197,21 +187,6 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
         text, calls, reason = told(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
         assert (text, reason, len(calls)) == ("", "tool_calls", 1) and calls[0][1] in names
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
-
-
-def test_tools_that_are_allowed(qwen: Served) -> None:
-    """Only these can be called; the model sees all of them, so that the prefix stays the same."""
-    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
-    for seed in range(3):
-        choice, sampling = allowed("required", "add", "get_time"), {"temperature": 2, "seed": seed}
-        _, [call], _ = told(create(qwen, tools=TOOLS, tool_choice=choice, **sampling), False)
-        assert call[1] in ("add", "get_time")
-        jsonschema.validate(json.loads(call[2]), schemas[call[1]])
-    every = create(qwen, tools=TOOLS, max_tokens=1).usage
-    for mode in ("auto", "required"):
-        shown = create(qwen, tools=TOOLS, tool_choice=allowed(mode, "add"), max_tokens=1).usage
-        assert shown.prompt_tokens == every.prompt_tokens
-        assert shown.prompt_tokens_details.cached_tokens >= every.prompt_tokens - 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -128,18 +128,6 @@ def test_completions_of_raw_prompts(served: Served) -> None:
     assert words == {one.index: one.text for one in greedy.choices}
 
 
-def test_reasoning_comes_apart(served: Served) -> None:
-    extra = {"notes": {"splice": ["returns"], "errata": LATE}}
-    reply = served.client.chat.completions.create(
-        model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
-    )
-    message = reply.choices[0].message
-    assert message.content == "refused" and message.model_extra
-    assert "2026-07-01" in message.model_extra["reasoning_content"]
-    assert reply.usage and reply.usage.completion_tokens_details
-    assert (reply.usage.completion_tokens_details.reasoning_tokens or 0) > 10
-
-
 def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
     """Its last chunk does not wait for longer ones, and every chunk has a choice unless usage was requested."""
     given: Any = {

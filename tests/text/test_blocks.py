@@ -47,12 +47,6 @@ def test_before_each_heading() -> None:
     assert "".join(found) == TEXT
 
 
-def test_without_headings() -> None:
-    for text in ("# Only one\n\ntext", "no heading"):
-        with pytest.raises(SkillError, match="no headings to cut it at"):
-            block_starts(text, letters(text), "headings")
-
-
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
     assert parts("a\nb\n\nc\nd", 2) == ["a\nb\n\n", "c\nd"]
     assert parts("a\nb\n\nc\nd", 3) == ["a\n", "b\n\n", "c\nd"]

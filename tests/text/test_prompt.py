@@ -79,31 +79,6 @@ def test_no_empty_system_message(templates: SimpleNamespace) -> None:
     assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
 
 
-def test_a_later_turn(chatml: ChatTemplate) -> None:
-    assert shown(next_turn(chatml, [user_message("Q2?")])) == [
-        ("question", "<|im_end|>\n<|im_start|>user\nQ2?<|im_end|>\n<|im_start|>assistant\n")
-    ]
-    assert shown(next_turn(chatml, [user_message("Q2?", errata=["One.", "Two."])])) == [
-        ("text", "<|im_end|>\n<|im_start|>user\n"),
-        ("erratum", "One."),
-        ("erratum", "\n\nTwo."),
-        ("question", "\n\nQ2?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
-
-
-def test_earlier_turns(chatml: ChatTemplate) -> None:
-    """A conversation built from its texts equals one that grew by turns."""
-    chunks = build(chatml, asking("Q3?", skills=["a"], turns=[("Q1?", "A1"), ("Q2?", "A2")]))
-    grown = [
-        *build(chatml, asking("Q1?", skills=["a"])),
-        Chunk("text", (Run("A1", False),)),
-        *next_turn(chatml, [user_message("Q2?")]),
-        Chunk("text", (Run("A2", False),)),
-        *next_turn(chatml, [user_message("Q3?")]),
-    ]
-    assert chunks == grown
-
-
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
 def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespace, source: str) -> None:
     """For every shape of template, also without a system role, with skills early and late."""
