@@ -25,7 +25,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, text: str) -> Path:
-    """Write the project file of a folder."""
     file = folder / ".notes" / "config.yaml"
     file.parent.mkdir(exist_ok=True, parents=True)
     file.write_text(text)

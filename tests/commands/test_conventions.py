@@ -264,7 +264,7 @@ def test_an_answer_without_a_limit(notes: Notes) -> None:
 
 
 def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
-    """-p is the question, -f a text before it, after piped text; each works alone."""
+    """-p is the question, -f a text before it, after piped text; each works alone, and - is read once."""
     text = tmp_path / "über.txt"
     text.write_text("A text.\n", encoding="utf-8-sig")
 
@@ -274,6 +274,7 @@ def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
         return int(outcome.json["tokens"]["total"])
 
     assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
+    assert total("-", stdin="Why?") == total("-p", "-", stdin="Why?") == total("-f", "-", "-", stdin="Why?")
     assert total("-f", text) == total("A text.")
     assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
 

@@ -286,7 +286,6 @@ def pull_package(code: str, index: Index, monkeypatch: pytest.MonkeyPatch) -> Pu
 
 
 def kept(home: Path) -> list[str]:
-    """The names in our folder of models."""
     return sorted(path.name for path in (home / "models").glob("*"))
 
 

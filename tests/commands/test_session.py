@@ -137,7 +137,6 @@ def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatc
 
 
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
-    """Control characters of a ledger are escaped."""
 
     def change(lines: list[Any]) -> None:
         lines[0]["identity"]["model"] = "\u001b]0;x"

@@ -31,15 +31,13 @@ def library(tmp_path: Path) -> Library:
 
 @pytest.fixture
 def filled(library: Library, identity: Identity, make_segment: MakeSegment) -> Library:
-    """A library with `returns` and `support` for one model."""
     for name in ("returns", "support"):
         write_segment(library.path(name, identity), make_segment(name=name))
     return library
 
 
 def test_names_and_entries(filled: Library, identity: Identity, tmp_path: Path) -> None:
-    """Other files in the folder are not ours and not shown; a damaged one is shown with its problem. A folder appears
-    with the first compile."""
+    """Other files are not shown, a damaged one is shown with its problem; a folder appears with the first compile."""
     assert Library(tmp_path / "none").names() == Library(tmp_path / "none").entries() == []
     (filled.folder / "readme.txt").touch()
     (filled.folder / f"broken.{identity.key}.gguf").write_bytes(b"GGUF")
@@ -100,8 +98,7 @@ def test_folders_are_made_for_us_alone(tmp_path: Path, identity: Identity, make_
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_library_that_others_can_write_in(filled: Library, identity: Identity, mode: int) -> None:
-    """Whatever is in it may be forged: nothing is listed, found, compiled or removed, until it has been mended. One
-    that others can only read is made private."""
+    """It may be forged: nothing is listed, found, compiled or removed. One that others can read becomes private."""
     filled.folder.chmod(mode)
     uses: list[Callable[[], object]] = [
         *(filled.names, filled.entries, lambda: filled.find("returns", identity), lambda: filled.resolve("returns")),

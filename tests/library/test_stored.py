@@ -85,7 +85,6 @@ def rows(seq: KVSequence) -> list[bytes]:
 
 
 def placed(ctx: Context, segment: Segment, seam: int = 0) -> list[bytes]:
-    """The rows after a splice."""
     seq = begun(ctx)
     seq.splice(segment, seam=seam)
     return rows(seq)
@@ -257,8 +256,7 @@ def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], 
 def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
     make_model: Make, make_segment: Make, tmp_path: Path, kept: str
 ) -> None:
-    """Rows that leave a small window are lost, so the new rows are read and checked first. Rounded ones go where the
-    same numbers as f32 go."""
+    """New rows are read and checked before any leaves a small window; rounded ones go where the same f32 rows go."""
     with Model(make_model("gemma3")) as model, context(model, swa_full=False, n_ctx=512) as ctx:
         seq = begun(ctx)
         seq.append(np.arange(100))

@@ -30,7 +30,6 @@ QUESTIONS = ["Why?", "And how many of them, if any?", "Où ça, 日本?", "When"
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Workspace]:
-    """Return the shipped model."""
     with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         yield workspace
 
@@ -164,29 +163,6 @@ def test_nothing_is_decoded_twice(make_workspace: MakeWorkspace, skill: Skill, m
     asked = sum(one.tokens for one in answers if isinstance(one, Answer))
     assert len(tokens) - (shared - single.counts.spliced) - 20 * question in range(asked + 1)
     assert max(peak) in range(shared + 20 * question, shared + 20 * (question + 1) + 1)
-
-
-def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    workspace = make_workspace(n_ctx=512, fixed_size=True)
-    good = Request("Why?", [compile_skill(workspace, skill)], max_tokens=5)
-    requests: list[Request | NotesError] = [
-        NotesError("no question at all"),
-        good,
-        replace(good, splice=["nothing"]),
-        replace(good, errata=["colour=red"]),
-        replace(good, choices=["yes", "yes"]),
-        replace(good, question=600 * "long "),
-        replace(good, question="\ud800"),
-        good,
-        replace(good, seam=1000),
-        replace(good, fields={"tier": "basic"}),
-        NotesError("no question at the end"),
-    ]
-    asked = [one for one in requests if isinstance(one, Request)]
-    expected = iter(alone(workspace, asked))
-    found = together(workspace, requests, 4)
-    assert found == [str(one) if isinstance(one, NotesError) else next(expected) for one in requests]
-    assert sum(isinstance(one, str) for one in found) == 8
 
 
 @pytest.mark.parametrize("size", [256, 512])

@@ -171,8 +171,7 @@ def written(path: Path, text: str) -> Skill:
 
 
 def test_a_name_belongs_to_where_its_text_came_from(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Another file's text of the same name is refused with both sources, also for another model, where the two would
-    be indistinguishable; the file's own new text is not."""
+    """Another file's text of the name is refused with both sources, for any model; the file's own new text is not."""
     workspace, another_model = make_workspace(), make_workspace("qwen2")
     mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
@@ -295,16 +294,18 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     assert compiling_module.shared_prefix_length(context, known, elsewhere) == 0
 
 
+def stop(done: int, total: int) -> None:
+    """Interrupt a compile near its end."""
+    if done > 0.7 * total:
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Path]:
     """Return a workspace after a compile was interrupted near its end, and the path of its file."""
     monkeypatch.setattr(compiling_module, "KEEP", 0.0)
     monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = make_workspace(n_ctx=4096, n_ubatch=128)
-
-    def stop(done: int, total: int) -> None:
-        if done > 0.7 * total:
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         compile_to_library(workspace, text_of(TEXT), progress=stop)
@@ -367,10 +368,6 @@ def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], t
     checkpoint_path(output).parent.mkdir(parents=True)
     checkpoint_path(output).write_bytes(part.read_bytes())
 
-    def stop(done: int, total: int) -> None:
-        if done > 0.7 * total:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         compile_to_library(workspace, text_of(TEXT[:-1]), progress=stop, output=output)
     assert checkpoint_path(output).read_bytes() == part.read_bytes()
@@ -402,7 +399,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> list[list[bytes]]:
-    """Return the rows of each file."""
     paths = [compile_to_library(workspace, skill, force=True, **how).path for skill in skills]
     return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
 

@@ -56,7 +56,6 @@ TEXT = (
 
 
 def pictured(folder: Path, text: str = TEXT, name: str = "pictured") -> Skill:
-    """Return a text with two images."""
     (folder / name).mkdir(exist_ok=True)
     (folder / name / "one.png").write_bytes(image_bytes(36, 60, seed=4))
     (folder / name / "the second.png").write_bytes(image_bytes(48, 48, seed=5))

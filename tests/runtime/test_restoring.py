@@ -37,7 +37,6 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 
 @pytest.fixture(params=WHOLE)
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
-    """Return a workspace of each such model."""
     return make_workspace(request.param)
 
 
@@ -47,8 +46,7 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
-    """Return logits after the tokens, decoded up to each of `steps` and then to the end: rounding depends on the
-    batches."""
+    """Logits after the tokens, decoded up to each of `steps` and to the end: rounding depends on the batches."""
     workspace.context.clear()  # in the same cells: rounding goes by these, too
     seq = workspace.sequence()
     for part in np.split(tokens, steps):

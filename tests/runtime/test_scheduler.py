@@ -44,7 +44,6 @@ def writing(base: KVSequence, question: Sequence[int], limit: int = 9) -> Task[t
 
 
 def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> list[Any]:
-    """The result or the error of each task."""
     jobs: list[Job[Any]] = [Job(lambda job, task=task: task, own=True) for task in tasks]  # type: ignore[misc]
     with Scheduler(workspace, width) as scheduler:
         for job in jobs:

@@ -14,7 +14,7 @@ import pytest
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Identity
-from notes_cli.errors import EngineError, Help, Notice, Remedy, Say, SegmentError
+from notes_cli.errors import EngineError, Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Library, SegmentFile, Target
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.open_skills import open_segments
@@ -88,15 +88,6 @@ def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None
         assert workspace.context.n_ctx == 512
         with pytest.raises(EngineError, match="has no position beyond"):
             workspace.make_room(513)
-
-
-def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
-    workspace = make_workspace(n_ctx=512, fixed_size=True)
-    workspace.make_room(512, 1000)
-    with pytest.raises(EngineError, match="700 tokens do not fit 512") as refused:
-        workspace.make_room(700, 1000)
-    assert refused.value.remedy == Help.LARGER_CONTEXT(tokens=1792)
-    assert workspace.context.n_ctx == 512
 
 
 # Given folders and a given store of segments, independent of the environment.

@@ -59,7 +59,6 @@ class Served:
 
 
 def told(reply: Json) -> str:
-    """Return the text of the answer."""
     text: str = reply["choices"][0]["message"]["content"]
     return text
 
@@ -70,7 +69,6 @@ def pieces(reply: Json) -> list[tuple[str, str, int]]:
 
 
 def compile_into(home: Path, *names: str) -> None:
-    """Compile shipped skills into a library."""
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
         for name in names:
             model.compile(str(SAMPLES / name))

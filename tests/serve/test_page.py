@@ -95,7 +95,6 @@ def called(script: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def locked(library: Path) -> Iterator[Served]:
-    """A server with a key."""
     with started(library, options=Options(keys=("secret",))) as found:
         yield found
 

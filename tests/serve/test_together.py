@@ -239,8 +239,7 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
 
 @pytest.mark.parametrize("cache_ram", [0, None])
 def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
-    """The answers are the same with and without memory, in which only the later turns differ: they decode a few tokens.
-    Tenants do not share it, and explanations and metrics count it."""
+    """The same answers with memory and without, where later turns decode a few tokens; tenants do not share it."""
     context = ContextOptions(n_ctx=512, n_threads=1)
     limits = Limits(cache_ram=cache_ram)
     with started(tmp_path, limits, context=context, fixed_size=True) as served:

@@ -83,7 +83,6 @@ def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Sk
 
 
 def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, skill: Skill) -> None:
-    """The larger context has the same state."""
     found = []
     for n_ctx in (256, 1024):
         workspace = make(n_ctx=n_ctx)

@@ -71,7 +71,6 @@ def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
 
 
 def _append(stored: SessionFolder, *lines: dict[str, Any]) -> None:
-    """Add lines to a ledger, with right checksums."""
     forge(stored.folder, lambda old: old.extend({"time": TIME, **line} for line in lines))
 
 

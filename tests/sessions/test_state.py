@@ -31,6 +31,5 @@ def test_what_is_superseded() -> None:
 
 
 def test_it_needs_no_llama_cpp() -> None:
-    """Listing and showing sessions does not load llama.cpp."""
     code = "import sys, notes_cli.sessions.folder, notes_cli.sessions.archive; sys.exit('notes_cli.lib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

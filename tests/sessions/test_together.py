@@ -50,7 +50,6 @@ def ledger(session: Session) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The K/V files that sessions open."""
     opened: list[Path] = []
     real = session_kv.open_segment
 
@@ -138,7 +137,6 @@ def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening K/V files fails."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("rows were read from disk")

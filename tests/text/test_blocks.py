@@ -33,7 +33,6 @@ def letters(text: str) -> list[bytes]:
 
 
 def parts(text: str, blocks: Blocks, tokens: list[bytes] | None = None) -> list[str]:
-    """Return the text of each block."""
     tokens = letters(text) if tokens is None else tokens
     starts = block_starts(text, tokens, blocks) or (0,)
     assert starts[0] == 0 and all(one < other for one, other in pairwise(starts))

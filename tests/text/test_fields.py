@@ -234,7 +234,6 @@ def test_a_declared_value_in_no_clear_place_is_refused(body: str, times: str) ->
 
 
 def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
-    """Two values for one field are an error."""
     with pytest.raises(SkillError, match=r"date is '1', .* '2'"):
         find_fields("date: 2", {"date": "1"})
 

@@ -55,8 +55,7 @@ def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> No
 
 
 def test_results_and_calls() -> None:
-    """A result without its call, as in a shortened history, stays one. Some servers count ids from 0 in each answer: a
-    result belongs to the latest call."""
+    """A result without its call stays one; where ids are counted from 0 it belongs to the latest call."""
     assert Conversation((USER, RESULT)).messages == (USER, RESULT)
     other = Message("assistant", (), (ToolCall("1", "find"),))
     twice = Message("assistant", (), (ToolCall("1", "look"), ToolCall("1", "find")))

@@ -128,13 +128,6 @@ def test_user_text_is_never_special(chatml: ChatTemplate) -> None:
     assert not any("Obey" in run.text for run in runs if run.special)
 
 
-def test_a_template_that_takes_contents_apart() -> None:
-    """Its output cannot be located next to the text, so it is refused."""
-    source = "{% for m in messages %}{{ m.content }}{{ m.content[:-1] }}{% endfor %}"
-    with pytest.raises(ModelError, match="takes apart"):
-        build(ChatTemplate(source), asking("Q?"))
-
-
 def test_a_prefilled_answer_is_where_the_template_has_answers() -> None:
     """In all templates of llama.cpp that have answers after their generation prompt; in the others it follows that."""
     talk = [{"role": "user", "content": "May I?"}, {"role": "assistant", "content": "Well, yes"}]
@@ -167,8 +160,7 @@ def spoken(shape: str) -> list[dict[str, Any]]:
 
 
 def expected(source: str, shape: str, answers: str) -> str | None:
-    """Return the template's output with answers (at the nonblank `answers`) after the generation prompt. None if it
-    refuses, drops or moves a message."""
+    """The template's output, answers after the generation prompt; None if it refuses, drops or moves a message."""
     talk = spoken(shape)
     text = plainly(source, talk, True)
     if text is None:

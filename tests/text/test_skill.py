@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import SAMPLES, with_values
+from samples import with_values
 
 from notes_cli.config import skill_folders
 from notes_cli.errors import SkillError
@@ -140,20 +140,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except SkillError:
         return
     assert all(skill.text[f.start : f.end] == f.value for f in skill.fields)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("returns", {"date": "2026-05-01", "tier": "gold", "amount": "120"}),
-        ("support", {"plan": "family", "season": "winter", "renewal": "2026-09-10"}),
-        ("delivery.txt", {"distance": "240", "total": "120", "category": "books"}),
-        ("skill.txt", {"date": "2026-05-01", "channel": "store"}),
-    ],
-)
-def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
-    skill = load_skill(SAMPLES / name)
-    assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
 
 def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
