@@ -197,10 +197,12 @@ ASK = ("ask", "Why?", "-n", 2)
 
 
 def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:
-    """Other commands ignore settings of one command; a section may hold its options; _ equals -."""
+    """Other commands ignore them; a section may hold options; _ equals -; YAML's words and numbers are the option's."""
     home.mkdir()
-    (home / "config.yaml").write_text("top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n")
-    outcome = notes("ask", "Why?", "--json")
+    settings = "top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n"
+    settings += "flash-attn: on\nthink: off\nrope-freq-base: 1e4\njson: yes\n"
+    (home / "config.yaml").write_text(settings)
+    outcome = notes("ask", "Why?")
     assert (outcome.code, outcome.json["sampling"]["top_k"], outcome.json["tokens"]["answer"]) == (0, 3, 2)
     assert notes("ls", "-q").code == 0
 

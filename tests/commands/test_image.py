@@ -59,7 +59,6 @@ def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> Non
         assert process.stdout and process.stderr
 
         def compiled() -> set[str]:
-            """The next two skills that are compiled."""
             assert process.stdout
             events = (json.loads(line) for line in process.stdout)
             names = (one["name"] for one in events if one["event"] == "compiled")

@@ -271,7 +271,6 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
 
 
 def commands(skill: Path, folder: Path) -> list[list[object]]:
-    """Every command, at its shortest."""
     ask = ["--question", "Why?", "--choices", "a,b"]
     return [
         ["--help"],

@@ -486,7 +486,6 @@ VALUES = st.one_of(st.integers(0, 2**32 - 1), st.text(st.characters(codec="utf-8
 
 
 def stock(path: Path, values: dict[str, str | int], tensors: dict[str, NDArray[Any]]) -> bytes:
-    """The head as that package writes it."""
     writer = gguf.GGUFWriter(None, str(values["general.architecture"]))
     for key, value in values.items():
         if key != "general.architecture":  # which the writer has by itself

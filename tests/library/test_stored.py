@@ -64,7 +64,6 @@ def path(make: Callable[[int], Segment], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def copy(path: Path, tmp_path: Path) -> Path:
-    """One to be spoilt."""
     (tmp_path / "returns.gguf").write_bytes(path.read_bytes())
     return tmp_path / "returns.gguf"
 

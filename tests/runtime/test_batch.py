@@ -15,11 +15,11 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import NotesError
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.batch import IDLE, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.request import NO_CALLBACKS, UNLIMITED, Answer, Request
+from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
@@ -124,7 +124,6 @@ def test_a_prefix_within_a_decoded_text(shipped: Workspace, returns: Segment) ->
 
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the tokens that llama.cpp decodes, by call."""
     found: list[int] = []
     append = Context.append
 
@@ -225,12 +224,3 @@ def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
     assert len(read) <= 2 * WAITING + 2
     outcomes.close()  # type: ignore[attr-defined]
     assert workspace.context.n_leased == 0
-
-
-def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    workspace = make_workspace("lfm2")
-    segment = compile_skill(workspace, skill)
-    notices: list[Notice] = []
-    requests = [Request(question, [segment], system="Be kind.", max_tokens=1) for question in QUESTIONS]
-    list(ask_many(workspace, requests, 2, replace(NO_CALLBACKS, on_notice=notices.append)))
-    assert len(notices) == 1 and "is not spliced" in notices[0].what

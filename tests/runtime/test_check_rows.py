@@ -200,7 +200,6 @@ def broken(segment: Segment, layer: int, change: Callable[[LayerRows], LayerRows
 
 
 def noisy(rows: LayerRows, part: float, seed: int) -> LayerRows:
-    """Move each row by a fraction of its norm."""
     chance = np.random.default_rng(seed)
 
     def moved(old: np.ndarray) -> np.ndarray:

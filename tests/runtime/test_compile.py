@@ -295,7 +295,6 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
 
 
 def stop(done: int, total: int) -> None:
-    """Interrupt a compile near its end."""
     if done > 0.7 * total:
         raise KeyboardInterrupt
 

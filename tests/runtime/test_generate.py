@@ -42,7 +42,6 @@ Script = Callable[[Workspace, str], None]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Make the model generate this text, end token last."""
     return lambda workspace, text: monkeypatch.setattr(room, "Sampler", Scripted(workspace.model, text))
 
 

@@ -154,15 +154,6 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
     np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment), len(seq) - 2))
 
 
-def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    segments = [segment, compile_skill(workspace, FEES)]
-    for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
-        dry = assemble(workspace, prompt, dry=True)
-        dry.flush()
-        done = assemble(workspace, prompt)
-        assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
-
-
 def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """A state with NaN is refused, and the sequence decodes as before."""
     workspace = make_workspace("mamba")

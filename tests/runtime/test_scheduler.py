@@ -54,19 +54,6 @@ def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> lis
     return [job.outcome for job in jobs]
 
 
-def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
-    def at_once() -> Task[None]:
-        return
-        yield []
-
-    workspace = make_workspace()
-    with skill(workspace) as base:
-        shape = (0, workspace.model.n_vocab)
-        found = results(workspace, [at_once(), base.lookahead_task([]), at_once()], 2)
-        assert found[::2] == [None, None] and found[1].shape == shape
-        assert run(at_once()) is None and base.lookahead([]).shape == shape
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_spoils_no_other(make_workspace: MakeWorkspace, kind: str) -> None:
     """An error before, between or after a task's requests, or a lack of cells, is its outcome alone."""

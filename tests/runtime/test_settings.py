@@ -21,7 +21,6 @@ from ..conftest import MakeWorkspace
 
 
 def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -> None:
-    """Write a profile of this model to the home of the test."""
     measured = [
         Measured("method", direct, "direct", 40, 39, 38, 0.99, 30.0, 10.0),
         Measured("method", reasoned, "reasoned", 36, 36, 35, 0.99, 30.0, 10.0),

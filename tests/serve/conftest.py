@@ -43,7 +43,6 @@ class Served:
     home: Path
 
     def ask(self, question: str = QUESTION, **notes: Any) -> Json:
-        """Return the reply to a question."""
         return self.chat([{"role": "user", "content": question}], notes={"explain": True, **notes})
 
     def chat(self, messages: list[Json], status: int = 200, **more: Any) -> Json:

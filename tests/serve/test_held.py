@@ -62,7 +62,6 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Force the model's next answers to these texts."""
 
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model

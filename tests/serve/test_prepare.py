@@ -223,7 +223,6 @@ def gate() -> Iterator[Gate]:
 
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """Stops a question's preparation before its chat template is rendered."""
     real = prepare.with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
@@ -235,7 +234,6 @@ def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """Stops preparation at the first segment file that is opened."""
     real = Workspace.open
 
     def stopping(self: Workspace, path: Path, word: str = "") -> Segment:

@@ -53,7 +53,6 @@ def wait(holds: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token ends an answer."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
 
 

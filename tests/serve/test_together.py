@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,6 @@ def requests() -> list[Json]:
         }
         for n in range(64)
     ]
-
-
-@contextmanager
-def never_ends() -> Iterator[None]:
-    """No token ends an answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "ends", lambda self, token: False)
-        yield
 
 
 def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> list[httpx.Response]:
@@ -141,7 +132,8 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
         def at_once_(every: list[Json]) -> list[Json]:
             return [one.json() for one in at_once(served.url, every, "/v1/completions")]
 
-        with never_ends():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Model, "ends", lambda self, token: False)
             alone = [one for each in every for one in at_once_([each])]
             before = served.scheduler.metrics.preempted
             replies = at_once_(every)

@@ -97,18 +97,6 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
     assert np.allclose(*found, rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
 
 
-def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
-    """Appended in the prompt and in a later turn; earlier K/V is unchanged."""
-    workspace = make()
-    with held(workspace) as session:
-        sequence = begin(session, skill, "date=2026-07-01")
-        kinds = [piece.kind for piece in sequence.pieces]
-        assert carried(sequence) == ["returns"] and kinds.index("erratum") > kinds.index("splice")
-        answer(session, sequence)
-        assert session.edit("tier", "basic", Method("erratum")).method == "erratum"
-        assert carried(session.follow("And?", room=4)) == ["returns"]
-
-
 def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, skill: Skill) -> None:
     """The state at an earlier position is not available: edits in place are refused, and suffix decodes everything."""
     with held(make()) as session:

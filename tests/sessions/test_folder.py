@@ -34,7 +34,6 @@ def sessions(tmp_path: Path) -> Sessions:
 
 @pytest.fixture
 def begun(sessions: Sessions) -> SessionFolder:
-    """A session of one turn."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         stored.next_rows.write_bytes(b"rows")

@@ -148,7 +148,6 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     live: dict[str, Session] = {}
 
     def kept(name: str) -> Session:
-        """Opened once, and kept in memory."""
         if name not in live:
             live[name] = Session(make(n_ctx=size), SessionFolder(paths().sessions / name))
         return live[name]

@@ -28,7 +28,6 @@ last line"""
 
 
 def letters(text: str) -> list[bytes]:
-    """Return a token for each byte."""
     return [bytes([byte]) for byte in text.encode()]
 
 

@@ -22,7 +22,6 @@ def taken(sample: str | list[str]) -> bool:
 
 
 def rates(*parts: str) -> tuple[float, float]:
-    """Return precision and recall on these parts of the sample."""
     fields = [taken(line) for part in parts for line in SAMPLE[part]["fields"]]
     others = [taken(line) for part in parts for line in SAMPLE[part]["others"]]
     return sum(fields) / (sum(fields) + sum(others)), sum(fields) / len(fields)

@@ -192,7 +192,6 @@ def test_texts_are_in_order_and_fields_where_they_are() -> None:
 
 
 def put(folder: Path, name: str, text: str = "A rule.", description: str = "What it does.") -> Path:
-    """Write a skill by the specification; return its folder."""
     (folder / name).mkdir(parents=True)
     (folder / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{text}\n")
     return folder / name
@@ -200,7 +199,6 @@ def put(folder: Path, name: str, text: str = "A rule.", description: str = "What
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Make a repository with a package; return its root."""
     (tmp_path / "project" / ".git").mkdir(parents=True)
     (tmp_path / "project" / "package" / "source").mkdir(parents=True)
     return tmp_path / "project"
