@@ -107,7 +107,6 @@ def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
 
 @pytest.mark.parametrize("key", [key for key in keys_of(REQUEST) if key != "question"])
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path, key: str) -> None:
-    """For every key."""
     ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
     other = ("--choices", "yes,no", "--seam", 3, "--place", "late", "--wording", "line", "--decode", "returns")
     plain, null = answers(notes(*ask, *other, "--batch", "-", stdin=lines('"Why?"', {"question": "Why?", key: None})))

@@ -25,7 +25,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, text: str) -> Path:
-    """Write the project file of a folder."""
     file = folder / ".notes" / "config.yaml"
     file.parent.mkdir(exist_ok=True, parents=True)
     file.write_text(text)
@@ -152,9 +151,7 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
     """One line with the key and the file, when it is to be allowed."""
     (project.parents[1] / "link.md").symlink_to("/etc/hosts")
     project.write_text(text)
-    outcome = run_here("config", "allow")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert message.format(project) in outcome.err
+    assert message.format(project) in run_here("config", "allow").refusal()
 
 
 @pytest.mark.model

@@ -234,7 +234,6 @@ def play(script: Path, home: Path) -> list[str]:
 
 @pytest.fixture
 def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the newcomer works."""
     folder = tmp_path / "my texts"
     folder.mkdir()
     home.mkdir(mode=0o700)

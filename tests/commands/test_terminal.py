@@ -20,16 +20,6 @@ from .conftest import Notes, command_line, on_a_terminal, run_apart, snapshot
 ENDLESS = ("-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
 
 
-def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
-    """In a real process: the answer on stdout; compiles and the cut on stderr."""
-    asked = run_apart("ask", "Why?", "--splice", skill, "-n", 5, "--json")
-    assert asked.code == 0 and asked.json["tokens"]["answer"] == 5
-    assert [line.split()[0] for line in asked.err.splitlines()] == ["compiled", "the"]
-    again = run_apart("ask", "--splice", "returns", "-n", 5, stdin="Why?")
-    assert (again.code, again.out.strip()) == (0, asked.json["answer"])
-    assert again.err == "the answer was cut after 5 tokens. Let it have more: -n 10\n"
-
-
 def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
     """Ctrl-C during the answer: exit 130; the partial answer ends its line; one line on stderr."""
     process = subprocess.Popen(
@@ -66,7 +56,6 @@ def test_help_needs_neither_numpy_nor_llama() -> None:
 
 
 def test_ls_needs_no_llama(home: Path) -> None:
-    """Listing loads no model and no llama.cpp."""
     code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nFalse\n"
@@ -78,8 +67,7 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM, signal.SIGHUP: -s
 
 
 def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
-    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run; before that,
-    Python starts."""
+    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run."""
     begin = "import notes_cli.__main__ as start, sys; sys.stderr.write('begun'); sys.stderr.flush(); start.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", begin, *map(str, arguments)],
@@ -270,7 +258,6 @@ sequence.KVSequence.check_intact = flush
 
 
 def test_nohup_and_background_jobs_go_on(model: Path) -> None:
-    """Signals that the parent process ignores stay ignored."""
     script = 'trap "" INT HUP; exec "$@"'
     process = subprocess.Popen(
         ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
@@ -284,7 +271,6 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
 
 
 def commands(skill: Path, folder: Path) -> list[list[object]]:
-    """Every command, at its shortest."""
     ask = ["--question", "Why?", "--choices", "a,b"]
     return [
         ["--help"],
@@ -309,8 +295,7 @@ def commands(skill: Path, folder: Path) -> list[list[object]]:
 
 @pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
 def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
-    """No traceback: of any command where the disk is full, of a third of them elsewhere. A result that could not be
-    printed is a failure, after the work is done; a message that could not is none; nor is a reader who had enough."""
+    """No traceback. A result that could not be printed is a failure; a lost message is none, nor an early reader."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
     for arguments in commands(skill, tmp_path)[:: 1 if how == "> /dev/full" else 3]:
         script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'

@@ -89,8 +89,7 @@ def test_a_profile_that_does_not_fit_is_refused(
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile) -> None:
-    """A file that was renamed, or written by hand, does not decide for a model that it was not measured on; nor does
-    one of a newer format, whose values may have another meaning."""
+    """One that was renamed or written by hand, and one of a newer format, whose values may have another meaning."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     data = json.loads(path.read_text())

@@ -39,8 +39,7 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:
-    """A user who can write to the parent can replace the folder; one command fixes both. A sticky parent as /tmp is
-    accepted, and a parent that others can only read is unchanged."""
+    """Who can write in it can replace the folder; one command mends both. A sticky parent as /tmp is accepted."""
     home, folder = tmp_path / "ho me", tmp_path / "ho me" / "library"
     folder.mkdir(parents=True)
     home.chmod(0o777)

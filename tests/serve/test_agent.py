@@ -61,7 +61,6 @@ def model(served: Served) -> OpenAIChatModel:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """Format a call as Qwen does."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

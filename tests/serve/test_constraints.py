@@ -62,7 +62,6 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Force the model's next answers to these texts."""
 
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model
@@ -78,16 +77,6 @@ def create(served: Served, **given: Any) -> Any:
 
 def held(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
-
-
-def test_a_json_schema(served: Served) -> None:
-    found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
-    for choice in found.choices:
-        assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
-    whole = create(served, response_format=held(SCHEMA)).choices[0].message.content
-    chunks = create(served, response_format=held(SCHEMA), stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
 
 
 def test_a_grammar(served: Served) -> None:
@@ -212,21 +201,6 @@ def test_a_call_that_must_be_and_is_cut(qwen: Served, script: Script, stream: bo
         arguments = begun.partition('"arguments": ')[2]
         assert reason == "length" and bool(arguments) is (limit > 2)
         assert (text, [call[1:] for call in calls]) == (("", [("add", arguments)]) if arguments else (begun, []))
-
-
-def test_tools_that_are_allowed(qwen: Served) -> None:
-    """Only these can be called; the model sees all of them, so that the prefix stays the same."""
-    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
-    for seed in range(3):
-        choice, sampling = allowed("required", "add", "get_time"), {"temperature": 2, "seed": seed}
-        _, [call], _ = read_reply(create(qwen, tools=TOOLS, tool_choice=choice, **sampling), False)
-        assert call[1] in ("add", "get_time")
-        jsonschema.validate(json.loads(call[2]), schemas[call[1]])
-    every = create(qwen, tools=TOOLS, max_tokens=1).usage
-    for mode in ("auto", "required"):
-        shown = create(qwen, tools=TOOLS, tool_choice=allowed(mode, "add"), max_tokens=1).usage
-        assert shown.prompt_tokens == every.prompt_tokens
-        assert shown.prompt_tokens_details.cached_tokens >= every.prompt_tokens - 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

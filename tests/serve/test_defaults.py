@@ -26,7 +26,6 @@ def served(library: Path) -> Iterator[Served]:
 
 
 def kinds(served: Served, **notes: Any) -> list[str]:
-    """The kinds of pieces of a prompt."""
     return [kind for kind, _, _ in pieces(served.chat(MESSAGES, max_tokens=8, notes={"explain": True, **notes}))]
 
 

@@ -41,7 +41,6 @@ def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json
 
 
 def standing_of(served: Served) -> Json:
-    """Return the listed values of global errata by skill."""
     return {one["name"]: one["standing"] for one in served.http.get("/v1/notes").json()["skills"]}
 
 

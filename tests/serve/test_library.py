@@ -51,6 +51,8 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
         ({"name": "long", "text": "a b\n" * 4000}, "text"),  # its length shows only by counting
         ({"name": "none", "text": "---\nname: x\n---\n"}, "text"),
         ({"name": "", "text": TEXT}, "name"),
+        ({"name": "a", "text": " "}, "text"),
+        ({"name": "a", "text": "b", "path": "/etc/passwd"}, "path"),
     ],
 )
 def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
@@ -59,7 +61,7 @@ def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: s
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
-    """A long compile yields to the steps of others, and an invalid one is refused."""
+    """A long compile yields to the steps of others."""
     seen: list[int] = []
     steps = own.scheduler.metrics.steps
     long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
@@ -70,12 +72,6 @@ def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
         seen.append(own.scheduler.metrics.steps)
         rest = [json.loads(line[6:]) for line in lines if line]
     assert rest[-1]["skill"]["tokens"] > 1000 and rest[0]["done"] < rest[0]["total"] and seen[0] > steps
-    for bad in (
-        {"name": "", "text": "x"},
-        {"name": "a", "text": " "},
-        {"name": "a", "text": "b", "path": "/etc/passwd"},
-    ):
-        assert own.http.post("/v1/notes/compile", json=bad).status_code == 400, bad
 
 
 def test_a_recompiled_skill_is_another_one(own: Served) -> None:

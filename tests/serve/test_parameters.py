@@ -77,8 +77,7 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
 
 
 def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
-    """One per new key that is ignored, none for null. One per request, with the tokens of prompts that were answered,
-    none for what monitors request."""
+    """A line per new key that is ignored, and one per request with its tokens; none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
             served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)

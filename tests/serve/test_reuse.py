@@ -140,7 +140,6 @@ def test_unknown_modes_are_refused(served: Served) -> None:
 
 
 def test_the_servers_mode(library: Path) -> None:
-    """Counts for requests that name none."""
     with started(library, reuse="near") as served:
         ask(served, RULES.upper())
         assert ask(served, f"It is Friday.\n{RULES.upper()}")["near"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +49,6 @@ def requests() -> list[Json]:
         }
         for n in range(64)
     ]
-
-
-@contextmanager
-def never_ends() -> Iterator[None]:
-    """No token ends an answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "ends", lambda self, token: False)
-        yield
 
 
 def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> list[httpx.Response]:
@@ -141,7 +132,8 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
         def at_once_(every: list[Json]) -> list[Json]:
             return [one.json() for one in at_once(served.url, every, "/v1/completions")]
 
-        with never_ends():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Model, "ends", lambda self, token: False)
             alone = [one for each in every for one in at_once_([each])]
             before = served.scheduler.metrics.preempted
             replies = at_once_(every)
@@ -239,8 +231,7 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
 
 @pytest.mark.parametrize("cache_ram", [0, None])
 def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
-    """The answers are the same with and without memory, in which only the later turns differ: they decode a few tokens.
-    Tenants do not share it, and explanations and metrics count it."""
+    """The same answers with memory and without, where later turns decode a few tokens; tenants do not share it."""
     context = ContextOptions(n_ctx=512, n_threads=1)
     limits = Limits(cache_ram=cache_ram)
     with started(tmp_path, limits, context=context, fixed_size=True) as served:

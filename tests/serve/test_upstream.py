@@ -45,7 +45,6 @@ class Fake:
 
     @property
     def messages(self) -> list[Json]:
-        """The messages of the last request."""
         found: list[Json] = self.seen[-1][2]["messages"]
         return found
 

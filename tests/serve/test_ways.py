@@ -64,7 +64,6 @@ class Seen:
 
 
 def _alike(found: dict[str, bytes]) -> list[list[str]]:
-    """Return the groups of ways with equal logits."""
     groups = defaultdict(list)
     for way, bits in found.items():
         groups[bits].append(way)
