@@ -184,12 +184,12 @@ class Placer:
             for reference in known.find(erratum.key) if erratum.field else ():
                 values[reference.skill, reference.field] = erratum.value or ""
         values = {key: value for key, value in values.items() if not key[0] or present[key[0]].values[key[1]] != value}
-        errata = self._state(messages, values, known)
+        stated = self._state(messages, values, known)
         if named:
             if messages[:1] == [] or messages[0].get("role") not in SYSTEM:
                 messages.insert(0, {"role": "system", "content": ""})
             _put_before(messages[0], [skill.text for skill, _ in named.values()])
-        return Placed(body, tuple(present), tuple(errata), notes.explain)
+        return Placed(body, tuple(present), tuple(stated), notes.explain)
 
     def _state(self, messages: list[Json], values: Values, known: Known) -> list[str]:
         """Put errata before messages of the user or of tools, and return those that hold now."""
