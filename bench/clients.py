@@ -77,7 +77,7 @@ class Campaign:
         notes = {"splice": [skill], "errata": errata}
         return {"messages": [{"role": "user", "content": question}], "max_tokens": 40, "notes": notes}
 
-    async def run(self, count: int, parallel: int, told: Callable[[int], object]) -> None:
+    async def run(self, count: int, parallel: int, progress: Callable[[int], object]) -> None:
         """So many requests, so many at a time."""
         kinds = [*[self.ask] * 8, *[self.talk] * 2, *[self.vanish] * 4, self.stall, *[self.babble] * 2]
         kinds += [*[self.mistake] * 2, self.exceed]
@@ -94,7 +94,7 @@ class Campaign:
                 except (OSError, httpx.HTTPError, asyncio.TimeoutError) as error:
                     self.outcome.wrong.append(f"{kind.__name__}: {type(error).__name__} {error}")
                 done += 1
-                told(done)
+                progress(done)
 
         await asyncio.gather(*(one_after_the_other() for _ in range(parallel)))
 
@@ -228,14 +228,14 @@ class Campaign:
 
 
 async def campaign(
-    url: str, count: int, seed: int, parallel: int, told: Callable[[int], object] = lambda done: None
+    url: str, count: int, seed: int, parallel: int, progress: Callable[[int], object] = lambda done: None
 ) -> Outcome:
     """Run the campaign; failures are in the outcome."""
     one = Campaign(url, seed)
     async with one.http:
         await one.learn()
         before = await one.gauges()
-        await one.run(count, parallel, told)
+        await one.run(count, parallel, progress)
         after = await one.gauges()
         sequences = before["sequences_free"] + before["prefixes_idle"]
         one.outcome.wrong += one.left_behind(after, sequences)
@@ -272,12 +272,12 @@ def main() -> int:
         with notes_serve(shipped_model(), Path(home), log, *SERVE) as server:
             prepare(server.url)
 
-            def told(done: int) -> None:
+            def progress(done: int) -> None:
                 if done % max(1, given.requests // 20) == 0:
                     sizes.append(memory(server.pid))
                     print(f"{done:,} requests, {sizes[-1] >> 20} MiB", flush=True)
 
-            outcome = asyncio.run(campaign(server.url, given.requests, given.seed, given.parallel, told))
+            outcome = asyncio.run(campaign(server.url, given.requests, given.seed, given.parallel, progress))
         if "Traceback" in (text := log.read_text()):
             outcome.wrong.append(text[-4000:])
     early, late = max(sizes[: len(sizes) // 5] or [0]), max(sizes[-len(sizes) // 5 :] or [0])

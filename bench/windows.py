@@ -1,6 +1,6 @@
 """Compare random scripts of append, rewrite, splice, truncate and copy with a float64 forward pass (tests/forward.py).
 
-    python -m bench.windows [--scripts 1000] [--seed 0] [--write docs/reliability.md]
+    python -m bench.windows [--scripts 1000] [--seed 0]
 
 A script runs on one context: a model without a window or with one of several sizes, `swa_full` on or off, one sequence
 or three, few cells, micro-batches of several sizes. After each operation the logits that it gives are compared with the
@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.marked import grid, put_between
 from bench.random_model import ROOT  # puts tests/ on the path
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -48,7 +47,6 @@ CONTROLS = {
     "turn": "the reference rotates spliced keys by one position too many",
 }
 CONTROL_SCRIPTS = 40
-BEGIN, END = "<!-- bench.windows: begin -->", "<!-- bench.windows: end -->"
 
 
 def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
@@ -60,8 +58,6 @@ def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
 class Totals:
     """Totals of all scripts."""
 
-    scripts: int = 0
-    full: int = 0  # scripts with swa_full
     operations: collections.Counter[str] = field(default_factory=collections.Counter)
     refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by message, without numbers
     worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))  # nmse, by cache
@@ -132,8 +128,6 @@ class Script:
     def run(self) -> None:
         steps = {"append": 6, "rewrite": 5, "splice": 3, "truncate": 2, "copy": 2 if len(self.rows) > 1 else 0}
         chances = np.array(list(steps.values())) / sum(steps.values())
-        self.totals.scripts += 1
-        self.totals.full += self.options.swa_full
         with Context(self.model, self.options) as self.context:
             for _ in range(STEPS):
                 name, seq_id = (
@@ -315,32 +309,10 @@ def run(shapes: Shapes, seeds: Sequence[int], spoil: str = "") -> Totals:
     return totals
 
 
-def tables(totals: Totals, controls: dict[str, Totals], first: int) -> str:
-    """Return the tables for docs/reliability.md."""
-    operations = ", ".join(f"{count:,} x {name}" for name, count in totals.operations.most_common())
-    counts = (
-        f"scripts | {totals.scripts:,} from seed {first} on: {totals.full:,} with `swa_full`",
-        f"operations | {sum(totals.operations.values()):,}: {operations}",
-        f"comparisons of logits or rows | {totals.compared:,}",
-        f"scripts with a difference | {totals.bad_scripts}",
-        f"refused, each with a reason | {sum(totals.refusals.values()):,}",
-    )
-    worst = [f"{kind} | {totals.worst[kind]:.1e} | {bound:.0e}" for kind, bound in BOUNDS.items()]
-    reasons = [f"{count:,} | {reason}" for reason, count in totals.refusals.most_common()]
-    caught = [f"{CONTROLS[name]} | {found.bad_scripts} of {found.scripts}" for name, found in controls.items()]
-    parts = (
-        grid(" | ", counts),
-        grid("greatest error | | bound", worst),
-        grid("times | refused, numbers as N", reasons),
-    )
-    return "\n\n".join(("", *parts, grid("control, which must differ | scripts that differ", caught), ""))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.windows", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--scripts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first script; the others follow")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this document")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         shapes = Shapes(Path(folder))
@@ -348,9 +320,10 @@ def main() -> None:
         totals = run(shapes, seeds)
         controls = {name: run(shapes, seeds[:CONTROL_SCRIPTS], name) for name in CONTROLS}
         shapes.close()
-    print(tables(totals, controls, args.seed), *totals.wrong, sep="\n")
-    if args.write:
-        put_between(args.write, BEGIN, END, tables(totals, controls, args.seed))
+    print(*totals.wrong, *(f"{count:6,} refused: {why}" for why, count in totals.refusals.most_common()), sep="\n")
+    print(f"{args.scripts:,} scripts: {totals.bad_scripts} differ, in {totals.compared:,} comparisons")
+    print(*(f"greatest error, {kind}: {worst:.1e}" for kind, worst in totals.worst.items()), sep="\n")
+    print(*(f"control, {CONTROLS[one]}: {found.bad_scripts} differ" for one, found in controls.items()), sep="\n")
     sys.exit(bool(totals.wrong) or not all(found.wrong for found in controls.values()))
 
 

@@ -133,6 +133,16 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
     return settings
 
 
+def by_flag(settings: Mapping[Any, Any], path: Path | str) -> dict[str, Any]:
+    """Return settings named like flags: ctx_size becomes ctx-size. Raises NotesError for a file that has both."""
+    keys: dict[str, Any] = {}
+    for key in settings:
+        other = keys.setdefault(str(key).replace("_", "-"), key)
+        if other != key:
+            raise NotesError(f"{path} has both {other} and {key}, which are one setting", "Leave one out")
+    return {flag: settings[key] for flag, key in keys.items()}
+
+
 def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's names for models: alias -> file or other name. Raises NotesError for other values."""
     names = settings.get("models", {})

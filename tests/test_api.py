@@ -193,13 +193,13 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     again = model.segment("returns")
     assert again.tokens.tolist() == segment.tokens.tolist() and len(again.layers) == len(segment.layers)
     (tmp_path / "text.txt").write_text("date: 1\n\nSee section 2.\n\ndate: 1\n")
-    told: list[Notice] = []
-    callbacks = notes.Callbacks(on_notice=told.append)
+    given: list[Notice] = []
+    callbacks = notes.Callbacks(on_notice=given.append)
     found = model.bring_up_to_date(
         tmp_path / "text.txt", name="other", influence=True, blocks=2, output=tmp_path / "x.gguf", callbacks=callbacks
     )
     assert found.path == tmp_path / "x.gguf" and found.blocks == 2
-    assert "measured the influence of 1 of 1 fields" in [notice.what for notice in told]
+    assert "measured the influence of 1 of 1 fields" in [notice.what for notice in given]
     with pytest.raises(SkillError, match=r"none\.txt"):
         model.compile(tmp_path / "none.txt")
 
@@ -282,16 +282,16 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
     """Yields the answer's text and returns the Answer; a choice comes whole; callbacks are called as usual."""
     segment = model.compile(skill)
     wanted = model.ask("Why?", splice=[segment], max_tokens=12)
-    heard: list[str] = []
+    streamed: list[str] = []
     ended: list[str] = []
-    callbacks = Callbacks(on_text=heard.append, on_answer=lambda answer: ended.append(answer.text))
+    callbacks = Callbacks(on_text=streamed.append, on_answer=lambda answer: ended.append(answer.text))
     stream = model.stream("Why?", splice=[segment], max_tokens=12, callbacks=callbacks)
     texts = []
     with pytest.raises(StopIteration) as done:
         while True:
             texts.append(next(stream))
     assert "".join(texts).strip() == wanted.text == done.value.value.text and len(texts) > 3
-    assert heard == texts and ended == [wanted.text]
+    assert streamed == texts and ended == [wanted.text]
     assert list(model.stream("Why?", splice=[segment], choices=CHOICES)) == [
         model.ask("Why?", splice=[segment], choices=CHOICES).text
     ]
@@ -314,9 +314,9 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
     assert context.used == 0
 
     def fails(text: str) -> None:
-        raise SkillError(f"heard {text!r}")
+        raise SkillError(f"refused {text!r}")
 
-    with pytest.raises(SkillError, match="heard"):
+    with pytest.raises(SkillError, match="refused"):
         list(model.stream("Why?", splice=[segment], callbacks=Callbacks(on_text=fails)))
     assert context.used == 0
 

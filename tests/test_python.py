@@ -257,7 +257,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
     dates = ["2026-07-01", "2026-05-02", "2026-08-01", "2026-05-03"]
     events: list[str] = []
 
-    def heard(date: str) -> notes.Callbacks:
+    def record(date: str) -> notes.Callbacks:
         return notes.Callbacks(on_text=lambda text: events.append(date))
 
     async def work() -> list[notes.Answer]:
@@ -272,7 +272,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
         ticking = asyncio.create_task(tick())
         found = await asyncio.gather(
             *(
-                model.aask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date}, callbacks=heard(date))
+                model.aask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date}, callbacks=record(date))
                 for date in dates
             )
         )

@@ -19,32 +19,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.faults.archives import Archives
-from bench.faults.concurrency import Concurrency
 from bench.faults.containers import Containers
 from bench.faults.disk import Disk
-from bench.faults.documents import Documents
-from bench.faults.folders import Folders
 from bench.faults.forgeries import Forgeries
 from bench.faults.frame import BAD, FOUND, OUTCOMES, SCRATCH, Kind, Row, run
-from bench.faults.interrupts import Interrupts
 from bench.faults.kills import Kills
 from bench.faults.ledgers import Ledgers
 from bench.faults.models import Models
-from bench.faults.permissions import Permissions
-from bench.faults.profiles import HostileProfiles
-from bench.faults.splices import Splices
-from bench.faults.templates import Templates
 from bench.marked import put_between
 
 SLICE = 120  # seconds, without --full
 SEED = 9
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 KINDS: dict[str, type[Kind]] = {  # in the order in which they run
-    one.__module__.rpartition(".")[2]: one
-    for one in (
-        *(Containers, Splices, Forgeries, Ledgers, Folders, Archives, HostileProfiles, Models, Documents, Templates),
-        *(Kills, Interrupts, Disk, Permissions, Concurrency),
-    )
+    one.__module__.rpartition(".")[2]: one for one in (Containers, Forgeries, Ledgers, Archives, Models, Kills, Disk)
 }
 
 

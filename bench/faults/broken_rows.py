@@ -100,7 +100,7 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
     layers, changed, changes = list(segment.layers), set(), []
     for index in chosen:
         rows, new = layers[index], {}
-        for name, part, told in zip("kv", (rows.k, rows.v), NAMES[rows.part], strict=True):
+        for name, part, label in zip("kv", (rows.k, rows.v), NAMES[rows.part], strict=True):
             old = to_float32(part)
             if name.upper() not in which or not old.size:
                 continue
@@ -111,7 +111,7 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
             change = float((np.linalg.norm(to_float32(kept) - old, axis=1) / lengths).max())
             if change > LEAST[any(quantized(segment.kv))]:
                 new[name] = kept
-                changed.add((rows.layer, told))
+                changed.add((rows.layer, label))
                 changes.append(change)
         layers[index] = replace(rows, **new)
     if not changed:

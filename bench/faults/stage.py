@@ -1,7 +1,7 @@
 """Run `notes` in forked processes, on a tiny random model and in homes with prior work.
 
 A process is forked from this one, which has imported everything but has opened no model: only Python's start is left
-out. Where that start matters (signals), `execute` starts a new Python.
+out. `execute` starts a new Python.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import tiny  # type: ignore[import-not-found]
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
 OPENS_A_MODEL = ("ask", "compile", "edit", "import", "verify", "session compact", "session forget")
-VARYING = ("time", "heard", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
+VARYING = ("time", "read_at", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),
@@ -120,9 +120,6 @@ class Stage:
     def copied(self, home: Path, name: str = "home") -> Path:
         """A copy of a home, in place of an older one of that name."""
         new = self.folder / name
-        for root, folders, _ in os.walk(new):  # a case may have made it unwritable
-            for one in ["", *folders]:
-                os.chmod(os.path.join(root, one), 0o700)
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(home, new)
         return new
@@ -140,26 +137,23 @@ class Stage:
         """Run a command in a forked process, after `before` has been called there. Raises Failed if it takes longer."""
         return self.end(self.begin(command, home, before), seconds=seconds)
 
-    def begin(self, command: Command, home: Path, before: Callable[[], object] | None = None, tag: object = "") -> int:
-        """Begin such a run, and return its process; `end` waits for it. `tag`: of its output, for several at once."""
+    def begin(self, command: Command, home: Path, before: Callable[[], object] | None = None) -> int:
+        """Begin such a run, and return its process; `end` waits for it."""
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            self._work(command, home, before, tag)
+            self._work(command, home, before)
         return child
 
-    def end(self, child: int, tag: object = "", seconds: float = 30) -> Outcome:
+    def end(self, child: int, seconds: float = 30) -> Outcome:
         code, _ = waited(child, seconds)
-        return Outcome(code, *((self.folder / f"{name}{tag}").read_text(errors="replace") for name in ("out", "err")))
+        return Outcome(code, *((self.folder / name).read_text(errors="replace") for name in ("out", "err")))
 
-    def execute(self, command: str, home: Path, begun: int | None = None) -> subprocess.Popen[str]:
-        """Run a command in a new Python. `begun`: a pipe that is closed when its first line has run."""
-        closing = "" if begun is None else f"os.close({begun}); "
-        code = f"import notes_cli.__main__ as begin, os; {closing}begin.main()"
+    def execute(self, command: str, home: Path) -> subprocess.Popen[str]:
+        """Run a command in a new Python."""
         return subprocess.Popen(
-            [sys.executable, "-c", code, *self.arguments(command, home)],
-            pass_fds=() if begun is None else (begun,),
+            [sys.executable, "-m", "notes_cli", *self.arguments(command, home)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -170,7 +164,7 @@ class Stage:
             start_new_session=True,
         )
 
-    def _work(self, command: Command, home: Path, before: Callable[[], object] | None, tag: object) -> None:
+    def _work(self, command: Command, home: Path, before: Callable[[], object] | None) -> None:
         """The child's part of a run. Never returns."""
         code = 70
         try:
@@ -179,7 +173,7 @@ class Stage:
             os.environ["NOTES_HOME"] = str(home)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number, name in enumerate(("out", "err"), 1):
-                os.dup2(os.open(f"{name}{tag}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
             sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
             sys.stdout, sys.stderr = (  # as in a new process
                 io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", write_through=True),

@@ -86,10 +86,10 @@ def main() -> None:
                 with counting() as counts:
                     if key:
                         session.edit(key, value)
-                    heard = notes.Callbacks(
+                    timed = notes.Callbacks(
                         on_text=lambda _, begun=begun, times=times: times.append(time.process_time() - begun)
                     )
-                    answer = session.ask(f"What is my {asked.lower()}?", memory=path, max_tokens=limit, callbacks=heard)
+                    answer = session.ask(f"What is my {asked.lower()}?", memory=path, max_tokens=limit, callbacks=timed)
                 whole, prompt = session._live.state.tokens, answer.counts.total
                 [skill] = session._live.state.skills
                 start, end = skill.position, skill.position + skill.tokens

@@ -19,6 +19,7 @@ from notes_cli.commands.options import (
     model_options,
     named,
     open_model,
+    without_memory,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import SingleOption, standard_input
@@ -103,7 +104,8 @@ class Chat:
         for option in ("splice", "errata", "system"):  # from a file or a variable they are for the first turn
             if not session.empty and not named(option):
                 options[option] = None
-        self._splice = [name for name in options.pop("splice") or () if name not in self._used]
+        skills = without_memory(options.pop("splice") or (), options["memory"])
+        self._splice = [name for name in skills if name not in self._used]
         self._errata, self._system = [*(options.pop("errata") or ())], options.pop("system")
         if self._system is not None and not session.empty:
             raise NotesError(f"session {session.name} has begun: its system text belongs to its first turn")

@@ -87,7 +87,7 @@ class Project:
         found = yaml_in(self.data, self.path) or {}
         if not isinstance(found, dict):
             raise NotesError(f"{self.path} must hold `setting: value` lines", config.MEND)
-        settings = {str(key).replace("_", "-"): value for key, value in found.items()}
+        settings = config.by_flag(found, self.path)
         if unknown := sorted(settings.keys() - SETTINGS):
             raise NotesError(f"a project cannot set {unknown[0]!r} ({self.path})", f"It can: {', '.join(SETTINGS)}")
         if isinstance(errata := settings.get("errata"), dict):

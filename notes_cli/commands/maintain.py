@@ -301,7 +301,7 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
     or ends with /), for all models they were compiled for. Every byte is checked on the way.
 
     Who has the file has the text. A FILE is for you alone; what is in a FOLDER can be read by whoever can read that.
-    Where the text came from is not told. Segments are not signed: `notes import` recomputes some of their rows.
+    The place of the text is left out. Segments are not signed: `notes import` recomputes some of their rows.
 
     \b
     Examples:

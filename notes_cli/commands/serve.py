@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from notes_cli.serve.upstream import Target
 
 # Options that need no model of this server.
-WITH_UPSTREAM = ("host", "port", "max_body", "keys", "origins", "drain", "verbose", "upstream", "upstream_key", "texts")
+WITH_UPSTREAM = (
+    *("host", "port", "max_body", "keys", "origins", "drain", "verbose", "splice", "errata"),
+    *("upstream", "upstream_key", "texts"),
+)
 NEEDS = ("starlette", "uvicorn", "anyio", "prometheus_client", "httpx")
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client httpx"
 
@@ -184,7 +187,7 @@ def command(
             target = Target.parse(upstream, (upstream_key or "").strip())
         except NotesError as error:
             raise click.BadParameter(str(error), param_hint="'--upstream'") from None
-        _serve_upstream(target, texts, options, port, drain)
+        _serve_upstream(target, texts, splice, replace(options, errata=errata), port, drain)
         return
     if texts or named("upstream_key"):
         raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
@@ -223,7 +226,9 @@ def _say_serving(name: str, options: Options, port: int) -> None:
         output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
 
-def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port: int, drain: float) -> None:
+def _serve_upstream(
+    target: Target, texts: Sequence[str], splice: Sequence[str], options: Options, port: int, drain: float
+) -> None:
     """Serve in front of another server. Raises UsageError for an option that needs a model."""
     from notes_cli import config
     from notes_cli.library.store import Library
@@ -234,7 +239,8 @@ def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port
     for parameter in click.get_current_context().command.params:
         if parameter.name and parameter.name not in WITH_UPSTREAM and named(parameter.name):
             raise click.UsageError(f"{max(parameter.opts, key=len)} does not go with --upstream, which loads no model")
-    service = Upstream(target, Placer(SkillTexts(Library(config.paths().library), texts)), options)
+    skills = SkillTexts(Library(config.paths().library), texts, splice)
+    service = Upstream(target, Placer(skills, options.errata), options)
     with listen(options.host, port) as listening:
         port = listening.getsockname()[1]
         serve(service, listening, lambda: _say_serving(target.url, options, port), drain)

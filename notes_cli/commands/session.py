@@ -257,7 +257,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
             return 1
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
-    keys = ("removed", "moved", "decoded", "remembering", "said_again", "skills", "tokens")
+    keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
     lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
     _print({**facts, **{key: getattr(outcome, key) for key in keys}}, lines, json_)
@@ -273,8 +273,8 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
     )
     if outcome.skills:
         yield f"gone with it: {', '.join(outcome.skills)}"
-    if outcome.said_again:
-        yield f"corrections repeated before the next question: {', '.join(outcome.said_again)}"
+    if outcome.repeated:
+        yield f"corrections repeated before the next question: {', '.join(outcome.repeated)}"
     if outcome.remembering:
         yield (
             f"{counted(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "

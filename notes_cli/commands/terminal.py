@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import click
 
 from notes_cli import output, signals
+from notes_cli.config import by_flag
 from notes_cli.errors import NotesError, reason
 
 MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
@@ -113,7 +114,8 @@ def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]
     `commands`."""
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
-    return {**common, **(specific if isinstance(specific, dict) else {})}
+    specific = specific if isinstance(specific, dict) else {}
+    return by_flag(common, "config.yaml") | by_flag(specific, f"{name} in config.yaml")
 
 
 def defaults_of(command: click.Command, settings: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def command(
 
     Each question is asked as `notes ask` asks it, and once more with everything decoded. Their decisions must be the
     same: the choice (--choices), or the first words of the answer. Two texts may part later, or where both tokens are
-    about equally likely, so that rounding decides: that is told, and is no failure. With an erratum, the decision must
+    about equally likely, so that rounding decides, which is reported and no failure. With an erratum, the decision must
     also be that of the corrected text. And all rows of each skill are compared with rows that are computed now. Exits 0
     if all of that holds and the mean cosine of the logits is at least 0.99; else it exits 1 and says what does not.
 

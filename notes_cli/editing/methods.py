@@ -461,7 +461,8 @@ def amend(
 def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
     """Return why the method is not possible in this context, None if it is. `session`: the skill is in a session.
     `changes`: also check that the K/V after these can be moved."""
-    reasons = list(map(context.supports, _needs(method.record, session) or ()))
+    reasons = [*map(context.supports, _needs(method.record, session) or ())]
+    reasons += [context.drops] if method.record.in_place else []
     if method.record.in_place and not any(reasons):
         for patches in (change.patches for change in changes):
             ends = ((patch.last, position_map(patches)(patch.last)) for patch in patches)

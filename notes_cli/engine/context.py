@@ -36,6 +36,7 @@ from notes_cli.engine.seq_pool import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
 _GROWS_TO = 128  # sequences that `lease` adds by itself at most
+_DROPS = "the cache keeps no more rows than its sliding window has (swa_full keeps them all)"
 _STRIDE = 128  # tokens of a call that cannot be interrupted
 _STOPS = 3  # signals whose handlers raise nothing may abort a call this often
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
@@ -90,8 +91,8 @@ class Context:
             self._bound = min(self._bound, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to exceed the trained length
             self._bound = min(self._bound, bound)
-        # a sliding window drops entries
-        self.drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0
+        # why entries are missing
+        self.drops = _DROPS if not options.swa_full and llama.llama_model_n_swa(model.handle) > 0 else ""
         # A recurrent state or a cache that drops entries cannot be rolled back, so a call is not aborted half way: such
         # a context gets shorter batches instead.
         self._watched = not model.recurrent and not self.drops and interrupts.descriptor() >= 0
@@ -148,7 +149,7 @@ class Context:
     def compile_options(self) -> ContextOptions:
         """Options of the context in which K/V for this one is compiled."""
         type_k, type_v = self.options.compiled
-        return replace(self.options, type_k=type_k, type_v=type_v)
+        return replace(self.options, type_k=type_k, type_v=type_v, swa_full=True)
 
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """Return None if `count` K/V entries computed at position `base` can be placed at `position`, else the

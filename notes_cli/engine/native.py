@@ -138,13 +138,13 @@ def _load_backends() -> ctypes.CDLL:
     return ggml
 
 
-def _hear(level: int, text: bytes, data: object) -> None:
+def _on_log(level: int, text: bytes, data: object) -> None:
     """llama.cpp's log, dropped (engine/process.py hands it on once that is loaded)."""
 
 
 llama, _library = _load()
-_heard = llama.llama_log_callback(_hear)  # must live as long as the library
-llama.llama_log_set(_heard, ctypes.c_void_p(0))  # else ggml tells of each backend on stderr
+_log_callback = llama.llama_log_callback(_on_log)  # must live as long as the library
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))  # else ggml tells of each backend on stderr
 LIBRARY_PATH = Path(_library._name)
 UPSTREAM: str = _library.notes_upstream().decode()
 ggml = _load_backends()

@@ -103,7 +103,7 @@ class Profile:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the profile as JSON data."""
-        return {{"decisive": "heard"}.get(key, key): value for key, value in asdict(self).items()}
+        return asdict(self)
 
     def found(self, what: str, name: str, way: str = "direct") -> Measured | None:
         """Return the measurement of one variant, if there is one."""
@@ -218,7 +218,7 @@ def _profile(data: dict[str, Any]) -> Profile:
     """Parse a profile strictly, because it decides how prompts are built. Raises _BadError, or a Python error for data
     of another shape."""
     cases = _count(data, "cases")
-    decisive, methods, verdicts, texts = (_dict(data, key) for key in ("heard", "methods", "verdicts", "identity"))
+    decisive, methods, verdicts, texts = (_dict(data, key) for key in ("decisive", "methods", "verdicts", "identity"))
     try:
         identity = Identity.from_dict({key: _text(texts, key, under="identity.") for key in texts})
     except KeyError as error:
@@ -230,7 +230,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         identity=identity,
         cache=_text(data, "cache"),
         cases=cases,
-        decisive={way: _count(decisive, way, cases, "heard.") for way in WAYS},
+        decisive={way: _count(decisive, way, cases, "decisive.") for way in WAYS},
         methods={way: _text(methods, way, under="methods.") for way in WAYS},
         wording=_text(data, "wording"),
         seam=_count(data, "seam", LONGEST_SEAM),

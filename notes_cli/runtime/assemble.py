@@ -281,7 +281,7 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
         return f"compiled in {len(segment.blocks)} blocks, which have not seen each other"
     if any(quantized(segment.kv)):
         return f"its rows are kept as {segment.kv}"
-    if context.compile_options != context.options:
+    if context.compile_options.cache != context.options.cache:
         return "the cache keeps rows in another type than they were computed in"
     if not segment.backend:
         return "it is not known what computed its rows"

@@ -388,7 +388,7 @@ def _place_refusal(workspace: Workspace, segment: Segment, position: int) -> str
     if segment.prefix_only or segment.axes is not None or segment.media:
         return "its rows are compared where they were compiled only"
     if context.drops:
-        return "the cache keeps no more rows than its sliding window has (swa_full keeps them all)"
+        return context.drops
     if position < base:
         return "the left context does not fit before it"
     if position + len(segment) > context.n_ctx:

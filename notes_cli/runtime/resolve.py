@@ -127,20 +127,20 @@ def resolve(
     callbacks: Callbacks,
     *,
     had: Sequence[Fielded] | None = None,
-    unheard: Mapping[str, str] | None = None,
+    unapplied: Mapping[str, str] | None = None,
     goes_on: bool = False,
     grammar: str | None = None,
     begun: float | None = None,
 ) -> ResolvedRequest:
     """Resolve a request with these opened skills and images, with notices about the outcome. `had`: skills already in
-    the session, None outside sessions; `goes_on`: the session only edits them. `unheard`: global errata for those, by
+    the session, None outside sessions; `goes_on`: the session only edits them. `unapplied`: global errata for those, by
     field, not stated yet. `begun`: start of the request; None: now."""
     _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
     segments = with_unique_names(segments, [skill.name for skill in before])
     for_all = global_errata(workspace) if segments else ()
-    if for_all or unheard:
-        request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unheard or {})
+    if for_all or unapplied:
+        request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unapplied or {})
     stated = False
     if request.errata or request.fields:
         _notify_fields(request, [*before, *segments], callbacks.on_notice)
@@ -215,16 +215,16 @@ def _add_global_errata(
     errata: Sequence[GlobalErratum],
     say: Say,
     had: Sequence[Fielded],
-    unheard: Mapping[str, str],
+    unapplied: Mapping[str, str],
 ) -> Request:
     """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
-    skills, with `unheard` global errata."""
+    skills, with `unapplied` global errata."""
     from notes_cli.library.global_errata import holding, marks_of
 
     known = known_fields(*had, *segments)
     corrected = {reference.key for reference in read_errata(request.errata, known) if reference.field}
     corrected |= {reference.key for name in request.fields for reference in known.find(name)}
-    global_values = dict(unheard)
+    global_values = dict(unapplied)
     for segment in segments:
         fields = {span.name: span.value for span in segment.fields}
         applicable = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))

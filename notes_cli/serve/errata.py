@@ -46,7 +46,7 @@ def apply_correction(scheduler: DecodeThread, values: dict[str, str]) -> Iterato
         conversations += state.conversations.count_outdated(erratum.skill, erratum.field, erratum.value)
         errata.append(erratum_as_json(erratum))
     skipped = {name: str(error) for name, error in corrected.skipped.items()}
-    yield {"errata": errata, "told": conversations, "sessions": list(corrected.edited), "skipped": skipped}
+    yield {"errata": errata, "conversations": conversations, "sessions": list(corrected.edited), "skipped": skipped}
 
 
 def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[str, str]) -> None:

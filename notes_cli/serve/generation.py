@@ -159,7 +159,7 @@ def _chat(
     reply = yield from generator.reply(sequence, thought)
     calls: tuple[ToolCall, ...] = ()
     if call_parser:
-        rest, calls = call_parser.end()
+        rest, calls = call_parser.end(cut=reply.stopped != "end")
         if rest:
             on_delta(TextDelta(index, rest, tokens=recorder.take()))
     reasoning = reply.thought.tokens if reply.thought else 0

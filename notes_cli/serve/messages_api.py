@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -184,9 +183,7 @@ class MessagesReply(Reply):
             yield from self._end_block()
             for call in event.calls:
                 yield self._begin_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-                yield self._delta(
-                    {"type": "input_json_delta", "partial_json": json.dumps(call.arguments, ensure_ascii=False)}
-                )
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_json})
                 yield from self._end_block()
                 self._blocks[-1]["input"] = dict(call.arguments)
         else:

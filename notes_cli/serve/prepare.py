@@ -16,7 +16,7 @@ import numpy as np
 
 from notes_cli.editing.methods import FIELD
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import ModelError
+from notes_cli.errors import ModelError, SegmentError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
@@ -33,7 +33,7 @@ from notes_cli.serve.conversations import (
     prefix_digests,
 )
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
-from notes_cli.serve.refusals import Refused, invalid, too_long
+from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
@@ -199,9 +199,19 @@ def single_turn(
         recompute=request.notes.recompute,
         exact=request.notes.exact,
         images=[segment_cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
-        memory=segment_cache.segment(request.notes.memory) if request.notes.memory else None,
+        memory=memory_segment(segment_cache, request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
+
+
+def memory_segment(segment_cache: SegmentCache, name: str) -> Segment:
+    """Return the compiled skill that is a memory. Raises Refused for an unknown one, or one of another model."""
+    try:
+        return segment_cache.segment(name)
+    except SegmentError as error:
+        refused = as_refusal(error)
+        refused.param = "notes.memory"
+        raise refused from error
 
 
 def _text(message: Message) -> str:

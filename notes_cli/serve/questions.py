@@ -21,6 +21,7 @@ from notes_cli.serve.prepare import (
     ServerState,
     check_bias,
     check_request,
+    memory_segment,
     prepare_request,
     single_turn,
 )
@@ -80,7 +81,7 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
         if not is_name(memory.reference):
             message = f"the memory of session {name} is a file, which a server does not open"
             raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
-        request = replace(request, memory=state.segment_cache.segment(memory.reference))
+        request = replace(request, memory=memory_segment(state.segment_cache, memory.reference))
     check_bias(workspace, chat)
     tokens = _session_tokens(workspace, stored.state, request)
     first_tokens = _first_tokens(request, max_new_tokens(workspace, request, request.think))

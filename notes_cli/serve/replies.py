@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import secrets
 import time
 from collections import deque
@@ -220,7 +219,7 @@ def tool_calls(done: AnswerDone) -> list[Json]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+            "function": {"name": call.name, "arguments": call.arguments_json},
         }
         for call in done.calls
     ]

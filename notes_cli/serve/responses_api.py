@@ -15,6 +15,7 @@ from notes_cli.serve.generation import AnswerDone, TextDelta, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
+from notes_cli.text.messages import ToolCall
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
 IGNORED = {"truncation", "max_tool_calls", "client_metadata", "include", "context_management"}
@@ -284,7 +285,7 @@ class ResponsesReply(Reply):
                 yield from self._begin_item("message")
             yield from self._end_item("completed" if event.stopped == "end" else "incomplete")
             for call in event.calls:
-                yield from self._call(call.id, call.name, call.arguments)
+                yield from self._call(call)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
         response = self._response("completed")
@@ -330,13 +331,13 @@ class ResponsesReply(Reply):
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=dict(part))
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copied(item))
 
-    def _call(self, identity: str, name: str, arguments: Mapping[str, Any]) -> Iterable[Json]:
+    def _call(self, call: ToolCall) -> Iterable[Json]:
         assert self.asked is not None
-        tool = self.asked.tools[name]
+        tool = self.asked.tools[call.name]
         custom = tool["type"] == "custom"
         kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        text = str(arguments.get("input", "")) if custom else json.dumps(arguments, ensure_ascii=False)
-        item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": identity}
+        text = str(call.arguments.get("input", "")) if custom else call.arguments_json
+        item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": call.id}
         item |= {**tool, "type": kind, key: ""}
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
@@ -345,7 +346,7 @@ class ResponsesReply(Reply):
         yield self._event(
             f"{prefix}.done", **self._place(), **({} if custom else {"name": tool["name"]}), **{key: text}
         )
-        item |= {key: text, "status": "completed"}
+        item |= {key: text, "status": "completed" if call.cut is None else "incomplete"}
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
 
     def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:

@@ -26,6 +26,7 @@ from typing import Any
 from notes_cli import output
 from notes_cli.errors import Help, NotesError, SegmentError, SkillError, reason
 from notes_cli.library.global_errata import GlobalErrata, holding, marks_of
+from notes_cli.library.segment_files import skill_named
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.parsing import parse_notes
@@ -64,14 +65,18 @@ class Placed:
 class SkillTexts:
     """Finds skills by name, in the library and in other texts. They are read again when a file has changed."""
 
-    def __init__(self, library: Library, sources: Sequence[str] = ()) -> None:
-        """`sources`: files of texts, skills' folders, or folders of these, which come before the library. Raises
-        NotesError for one that cannot be read."""
+    def __init__(self, library: Library, sources: Sequence[str] = (), splice: Sequence[str] = ()) -> None:
+        """`sources`: files of texts, skills' folders, or folders of these, which come before the library. `splice`:
+        names, and files of further texts, for requests that name no skill. Raises NotesError for one that cannot be
+        read."""
+        compiled = library.names()
+        files = [word for word in splice if os.path.exists(word) and not skill_named(word, compiled)]
         self.errata = GlobalErrata(library.folder)
-        self._library, self._sources = library, tuple(sources)
+        self._library, self._sources = library, (*sources, *files)
         self._lock = threading.Lock()
         self._stamp, self._skills = self._read()
         self._problem = ""
+        self.splice = tuple(self.find(load_skill(word).name if word in files else word).name for word in splice)
 
     def all(self) -> Mapping[str, Skill]:
         """Return the skills by name. If a file has become unreadable, they stay as they were, and a line reports it."""
@@ -114,7 +119,7 @@ class SkillTexts:
                 skill = replace(load_skill(one), source=str(Path(one).absolute()))
                 for warning in skill.warnings:
                     output.say(f"warning: {warning}")
-                if texts.setdefault(skill.name, skill) is not skill:
+                if texts.setdefault(skill.name, skill).source != skill.source:
                     raise SkillError(f"{one} and {texts[skill.name].source} are both called {skill.name}")
         infos = [entry.info for entry in self._library.entries() if entry.info]
         infos = sorted((info for info in infos if not (info.tools or info.media)), key=lambda info: info.created)
@@ -125,8 +130,9 @@ class SkillTexts:
 class Placer:
     """Edits requests. Any thread may use it."""
 
-    def __init__(self, texts: SkillTexts) -> None:
-        self.texts = texts
+    def __init__(self, texts: SkillTexts, errata: Sequence[str] = ()) -> None:
+        """`errata`: for requests that name no skill and have no errata."""
+        self.texts, self._errata = texts, tuple(errata)
         self._lock = threading.Lock()
         self._stated: OrderedDict[bytes, Values] = OrderedDict()  # by digest of the messages up to the errata's
 
@@ -153,6 +159,9 @@ class Placer:
         notes = parse_notes(given)
         model, words = self.skills_of_alias(body.get("model"))
         body |= {"model": model} if words else {}
+        if not words and "splice" not in notes.given:
+            errata = notes.errata if notes.given & {"errata", "fields"} else self._errata
+            notes = replace(notes, splice=self.texts.splice, errata=errata)
         skills = {skill.name: skill for skill in map(self.texts.find, (*words, *notes.splice))}
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -175,12 +184,12 @@ class Placer:
             for reference in known.find(erratum.key) if erratum.field else ():
                 values[reference.skill, reference.field] = erratum.value or ""
         values = {key: value for key, value in values.items() if not key[0] or present[key[0]].values[key[1]] != value}
-        errata = self._state(messages, values, known)
+        stated = self._state(messages, values, known)
         if named:
             if messages[:1] == [] or messages[0].get("role") not in SYSTEM:
                 messages.insert(0, {"role": "system", "content": ""})
             _put_before(messages[0], [skill.text for skill, _ in named.values()])
-        return Placed(body, tuple(present), tuple(errata), notes.explain)
+        return Placed(body, tuple(present), tuple(stated), notes.explain)
 
     def _state(self, messages: list[Json], values: Values, known: Known) -> list[str]:
         """Put errata before messages of the user or of tools, and return those that hold now."""

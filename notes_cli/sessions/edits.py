@@ -369,9 +369,9 @@ class Editor:
             "field": target.key,
             "value": value,
             "method": str(method),
-            "heard": self._read_at or now(),
+            "read_at": self._read_at or now(),
             **as_line(origin),
-            "says": erratum_text(self._kv, target, value) if record.appends_erratum else "",
+            "pending": erratum_text(self._kv, target, value) if record.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),
             "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
         }

@@ -36,7 +36,7 @@ class Forgotten:
     moved: int  # tokens whose K/V was moved
     decoded: int  # tokens decoded
     remembering: int  # remaining tokens whose K/V was computed with the removed ones
-    said_again: tuple[str, ...] = ()  # fields whose erratum was removed: repeated before the next question
+    repeated: tuple[str, ...] = ()  # fields whose erratum was removed: repeated before the next question
     skills: tuple[str, ...] = ()  # skills removed with their turns
     tokens: int = 0  # tokens left
 
@@ -93,7 +93,7 @@ class Forgetter:
             moved=remaining - first - new if method == CUT else 0,
             decoded=new if method == CUT else remaining - (0 if self._workspace.model.recurrent else first),
             remembering=_count_computed(plan.rest, first) - new if method == CUT else 0,
-            said_again=plan.again,
+            repeated=plan.again,
             skills=plan.skills,
             tokens=remaining,
         )
@@ -412,7 +412,7 @@ class Forgetter:
             memory=state.memory,
             marks=state.marks,
             first=state.first,
-            heard=state.heard,
+            read_at=state.read_at,
         )
         rest.stated = set().union(*(keys_of(known, entry.name) for entry in rest.entries if entry.kind == "erratum"))
         remaining = [skill for skill in state.skills if skill.name not in gone]
@@ -488,5 +488,5 @@ def _as_line(rest: State) -> Line:
         "stated": sorted(rest.stated),
         "marks": rest.marks,
         "first": rest.first,
-        "heard": rest.heard,
+        "read_at": rest.read_at,
     }

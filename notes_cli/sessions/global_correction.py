@@ -11,7 +11,7 @@ from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.state import unheard
+from notes_cli.sessions.state import unapplied
 from notes_cli.text.erratum import Known
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import Skill
@@ -78,7 +78,7 @@ def _edit_sessions(
     for name in sessions.names():
         yield
         try:
-            if not unheard(sessions.find(name).state, errata.all()):
+            if not unapplied(sessions.find(name).state, errata.all()):
                 continue
             with sessions.locked(name) as stored, Session(workspace, stored) as session:
                 if apply_errata(session, errata):
@@ -91,7 +91,7 @@ def _edit_sessions(
 def apply_errata(session: Session, errata: GlobalErrata) -> int:
     """Queue the global errata that a session lacks, also newer ones, for its next question. Returns their number."""
     read_at = now()
-    missing = unheard(session.state, errata.all())
+    missing = unapplied(session.state, errata.all())
     for key, value in missing.items():
         session.queue(key, value, read_at)
     return len(missing)

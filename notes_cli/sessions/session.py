@@ -31,7 +31,7 @@ from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_l
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import Line, Memory, Origin, SkillText, State, as_line, unheard
+from notes_cli.sessions.state import Line, Memory, Origin, SkillText, State, as_line, unapplied
 from notes_cli.text.erratum import (
     Erratum,
     Known,
@@ -68,7 +68,7 @@ class Session:
         self._compiled: dict[str, str] = {}  # values in the texts of new skills that got others in place
         self._start = 0  # position where it begins
         self._marks: dict[str, tuple[str, ...]] = {}
-        self._heard = now()  # when global errata were read
+        self._read_at = now()  # when global errata were read
         self._since = 0  # `SessionKV.changes` at its start
 
     def close(self) -> None:
@@ -131,11 +131,11 @@ class Session:
         if memory and self._has_memory(memory.name):  # then its global errata are among those not applied yet
             had.append(memory)
             segments = [segment for segment in segments if segment is not memory]
-        self._heard = now()
+        self._read_at = now()
         draft = resolve(
             *(self.workspace, request, segments, callbacks),
             had=had,
-            unheard={} if request.results else unheard(self.state, global_errata(self.workspace)),
+            unapplied={} if request.results else unapplied(self.state, global_errata(self.workspace)),
             goes_on=goes_on,
             grammar=grammar,
             begun=begun,
@@ -484,9 +484,9 @@ class Session:
             "question": self._question,
             "pieces": pieces,
             "skills": skills,
-            "said": self._errata,
+            "errata": self._errata,
         }
-        line |= {"marks": self._marks, "heard": self._heard}
+        line |= {"marks": self._marks, "read_at": self._read_at}
         if self._compiled:
             line["first"] = self._compiled
         if self._memory:

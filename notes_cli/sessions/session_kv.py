@@ -38,8 +38,7 @@ class SessionKV:
         self._unwritten = False  # its K/V was changed, and the ledger does not have that yet
         self.changes = 0  # writes of the ledger and drops of the sequence: each invalidates a turn in progress
         for operation in ("read", "restore"):
-            reason = workspace.context.supports(operation)
-            if reason:
+            if reason := workspace.context.supports(operation) or workspace.context.drops:
                 raise UnsupportedError(f"a session cannot be kept for {workspace.model.name}: {reason}")
         self._check()
 

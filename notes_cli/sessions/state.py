@@ -37,11 +37,6 @@ def number_of(data: Line, key: str) -> int:
     return value
 
 
-def heard_of(line: Line) -> str:
-    """Return the time up to which the writer of the line had read the global errata (library/global_errata.py)."""
-    return text_of(line, "heard") if "heard" in line else str(line.get("time", ""))
-
-
 def rows_of(line: Line) -> str:
     """Return the name of the line's K/V file, empty without one. Raises ValueError if the checksum is missing."""
     name = text_of(line, "rows")
@@ -214,8 +209,8 @@ class State:
     # To find global errata that are not applied yet. By `skill.field`.
     marks: dict[str, list[str]] = field(default_factory=dict)  # by skill: its identity in library/global_errata.py
     first: dict[str, str] = field(default_factory=dict)  # value in the text of the skill when it was added
-    heard: dict[str, str] = field(default_factory=dict)  # of changed fields: when global errata were last read
-    undone: list[tuple[str, str, str]] = field(default_factory=list)  # undone edits: field, value, time as in `heard`
+    read_at: dict[str, str] = field(default_factory=dict)  # of changed fields: when global errata were last read
+    undone: list[tuple[str, str, str]] = field(default_factory=list)  # undone edits: field, value, and such a time
 
     @property
     def known(self) -> Known:
@@ -315,8 +310,8 @@ class State:
             self.images.append(_parse_image(image, self._images_end(start), len(self.tokens)))
         fields = self.known
         self._record_compiled(line, skills)
-        self._record_time(line, line["said"])
-        errata = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
+        self._record_time(line, line["errata"])
+        errata = {key: text_of(line["errata"], name) for name in line["errata"] for key in keys_of(fields, name)}
         self.values |= errata
         if not any(piece["kind"] == "result" for piece in line["pieces"]):  # tool results leave errata pending
             self.stated |= {*errata, *self.pending}
@@ -374,8 +369,8 @@ class State:
 
     def _record_time(self, line: Line, names: Iterable[str]) -> None:
         """Record for these fields up to when global errata were read."""
-        time = heard_of(line)
-        self.heard |= {key: time for name in names for key in _full_keys(self, name)}
+        time = text_of(line, "read_at")
+        self.read_at |= {key: time for name in names for key in _full_keys(self, name)}
 
     def set_skills(self, skills: Sequence[SkillText]) -> None:
         """Replace the skills, and rename fields to their keys among the new ones."""
@@ -400,7 +395,7 @@ class State:
     def _apply_edit(self, line: Line) -> None:
         name, value = text_of(line, "field"), text_of(line, "value")
         place = self._replace(line)
-        origin = replace(origin_of(line), erratum=bool(text_of(line, "says")))
+        origin = replace(origin_of(line), erratum=bool(text_of(line, "pending")))
         method = text_of(line, "method")
         self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, method, origin, self.turns))
         if method in FROM_CHANGE:
@@ -412,8 +407,8 @@ class State:
         for key in keys:
             self.values[key] = value
             self.pending.pop(key, None)
-        if line["says"]:
-            self.pending[min(keys)] = line["says"]
+        if line["pending"]:
+            self.pending[min(keys)] = line["pending"]
 
     def _apply_compaction(self, line: Line) -> None:
         known = self.known
@@ -444,10 +439,7 @@ class State:
         self.memory = Memory.from_dict(rest["memory"]) if "memory" in rest else None
         self.first = {}
         self._record_compiled(rest, self.skills)
-        if "heard" in rest:
-            self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
-        else:  # from an older version
-            self._record_time(line, self.known)
+        self.read_at = {key: text_of(rest["read_at"], key) for key in rest["read_at"]}
 
     def _drop_traces(self, place: int) -> None:
         """Drop traces of cuts from this position on: everything there was decoded again."""
@@ -525,13 +517,13 @@ def fold(lines: Sequence[Line]) -> State:
             rows_of(line)  # of undone lines, too: next_rows avoids their file names
             live.append(line)
     edits = (line for line in undone if line["op"] == "edit")
-    state = State(undone=[(text_of(line, "field"), text_of(line, "value"), heard_of(line)) for line in edits])
+    state = State(undone=[(text_of(line, "field"), text_of(line, "value"), text_of(line, "read_at")) for line in edits])
     for line in live:
         state.apply(line)
     return state
 
 
-def unheard(state: State, errata: Sequence[GlobalErratum]) -> dict[str, str]:
+def unapplied(state: State, errata: Sequence[GlobalErratum]) -> dict[str, str]:
     """Return the values, by `skill.field`, of global errata (oldest first) that the session has not applied. An erratum
     applies to the same skill by its marks, whose field has or had the value that the erratum replaces."""
     known, fields, values = state.known, state.fields, dict[str, str]()
@@ -551,7 +543,7 @@ def _is_applied(state: State, erratum: GlobalErratum) -> bool:
     """Return True if the session applied the erratum, even if that was undone, or set the field itself later."""
     key = f"{erratum.skill}.{erratum.field}"
     undone = (time for name, value, time in state.undone if value == erratum.value and key in _full_keys(state, name))
-    return any(time >= erratum.time for time in (state.heard.get(key, ""), *undone))
+    return any(time >= erratum.time for time in (state.read_at.get(key, ""), *undone))
 
 
 def _full_keys(state: State, name: str) -> list[str]:

@@ -5,6 +5,7 @@ Strings of users are marked before a template renders them, so that they are kno
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import Counter
@@ -191,11 +192,18 @@ Part = TextPart | SkillPart | ErratumPart | ImagePart
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The assistant's call of a tool. `arguments`: JSON values by name; the result refers to the call by `id`."""
+    """The assistant's call of a tool. `arguments`: JSON values by name; the result refers to the call by `id`. `cut`:
+    the beginning of their JSON, where the answer ended in it."""
 
     id: str
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    cut: str | None = None
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as JSON, as far as they go."""
+        return json.dumps(self.arguments, ensure_ascii=False) if self.cut is None else self.cut
 
 
 @dataclass(frozen=True, slots=True)

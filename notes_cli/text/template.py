@@ -226,7 +226,7 @@ class ChatTemplate:
         with_marks = marked_where_different(text, passed(unmarked_neutral)) if without_marks(text) == plain else None
         if with_marks is None:
             raise ModelError(
-                f"{self.name} takes apart what is in tools, calls or results, so it cannot be told from its own words"
+                f"{self.name} takes apart what is in tools, calls or results, so it cannot be kept apart from its words"
             )
         return with_marks
 

@@ -131,9 +131,11 @@ class ToolCallStream:
         self._answer += text
         return self._new(_strip_frame(self._answer[: may_call(self._answer, self._form)], self._form).rstrip())
 
-    def end(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text held back, and the calls."""
+    def end(self, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+        """Return the text held back, and the calls: also one in the form of a required call that was `cut`."""
         parsed = calls_in(self._answer, self._form, self._tools)
+        if cut and self._form is FORCED and not parsed.calls and (call := _cut_call(self._answer, self._tools)):
+            return "", (call,)
         return self._new(parsed.text), parsed.calls
 
     def _new(self, text: str) -> str:
@@ -484,6 +486,14 @@ FORMS: tuple[ToolCallFormat, ...] = (
 
 # The format of an answer that must be a call, for every template.
 FORCED = ToolCallFormat("JSON", (), "{", _objects(), waits=".*")
+
+
+def _cut_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None:
+    """Return the call in a beginning of its JSON, as calls_grammar has it; None before the end of the name."""
+    match = re.match(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"(?:\s*,\s*"arguments"\s*:\s*(.*))?', answer, re.S)
+    if match is None or match[1] not in [tool.get("function", tool)["name"] for tool in tools]:
+        return None
+    return ToolCall(secrets.token_hex(5)[:9], match[1], cut=match[2] or "")
 
 
 # Sets of tools as texts to compile.

@@ -41,6 +41,11 @@ class Outcome:
     def json(self) -> Any:
         return json.loads(self.out)
 
+    def refusal(self, code: int = 1) -> str:
+        """The only line of a run that was refused and printed nothing else."""
+        assert (self.code, self.out, self.err.count("\n")) == (code, "", 1), self
+        return self.err
+
 
 Notes = Callable[..., Outcome]
 
@@ -69,7 +74,6 @@ def run_here(*arguments: object, stdin: str | bytes = b"") -> Outcome:
 
 
 def command_line(*arguments: object) -> list[str]:
-    """Return the command line that executes `notes` with these arguments."""
     return [sys.executable, "-m", "notes_cli", *map(str, arguments)]
 
 

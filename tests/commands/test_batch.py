@@ -90,8 +90,8 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
             if "MESSAGES" in os.environ:
                 entry["says"] = line["error"]["message"]
             assert line["error"] == {"message": entry["says"], "status": 1}
-    for line, told in zip(got[-3:-1], long.values(), strict=True):
-        assert told in line["error"]["message"]
+    for line, message in zip(got[-3:-1], long.values(), strict=True):
+        assert message in line["error"]["message"]
     assert same(got[0]) == same(got[-1])
 
 
@@ -107,7 +107,6 @@ def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
 
 @pytest.mark.parametrize("key", [key for key in keys_of(REQUEST) if key != "question"])
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path, key: str) -> None:
-    """For every key."""
     ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
     other = ("--choices", "yes,no", "--seam", 3, "--place", "late", "--wording", "line", "--decode", "returns")
     plain, null = answers(notes(*ask, *other, "--batch", "-", stdin=lines('"Why?"', {"question": "Why?", key: None})))

@@ -65,7 +65,6 @@ def used(*arguments: object) -> str:
 
 
 def opened() -> Path:
-    """The model of notes.open()."""
     with notes.open() as model:
         return model.workspace.model.path
 

@@ -25,7 +25,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, text: str) -> Path:
-    """Write the project file of a folder."""
     file = folder / ".notes" / "config.yaml"
     file.parent.mkdir(exist_ok=True, parents=True)
     file.write_text(text)
@@ -143,6 +142,7 @@ def test_errata_belong_to_skills(project: Path, monkeypatch: pytest.MonkeyPatch,
         ("splice: /etc/hosts", "splice in {}: /etc/hosts is outside of"),
         ("splice: link.md", "splice in {}: link.md is outside of"),
         ('splice: "a\\0b"', "splice in {} has a zero character"),
+        ("ctx-size: 512\nctx_size: 1024", "{} has both ctx-size and ctx_size, which are one setting. Leave one out"),
         ("ctx-size: many", "ctx-size in {}: 'many' is not a whole number"),
         ("model: [a, b]", "model in {} must be one value"),
     ],
@@ -151,9 +151,7 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
     """One line with the key and the file, when it is to be allowed."""
     (project.parents[1] / "link.md").symlink_to("/etc/hosts")
     project.write_text(text)
-    outcome = run_here("config", "allow")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert message.format(project) in outcome.err
+    assert message.format(project) in run_here("config", "allow").refusal()
 
 
 @pytest.mark.model
@@ -168,6 +166,9 @@ def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, mo
     found = notes("ask", "Why?", "--json", "--system", "").json
     assert [piece["kind"] for piece in given["pieces"]].count("erratum") == 1
     assert (found["answer"], found["pieces"], found["tokens"]) == (given["answer"], given["pieces"], given["tokens"])
+    memory = notes("ask", "Why?", "--json", "--memory", "../handbook.md").json  # it is there once
+    assert [piece["how"] for piece in memory["pieces"]].count("spliced") == 1
+    assert notes("chat", "kept", "--memory", "../handbook.md", stdin="Why?").code == 0
     batch = notes("ask", "--batch", "-", stdin='{"question": "Why?", "splice": []}\n"Why?"\n')
     answers = [json.loads(line) for line in batch.out.splitlines()]
     assert [[piece["kind"] for piece in one["pieces"]].count("erratum") for one in answers] == [0, 1]

@@ -197,10 +197,12 @@ ASK = ("ask", "Why?", "-n", 2)
 
 
 def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:
-    """Other commands ignore settings of one command; a section may hold its options; _ equals -."""
+    """Other commands ignore them; a section may hold options; _ equals -; YAML's words and numbers are the option's."""
     home.mkdir()
-    (home / "config.yaml").write_text("top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n")
-    outcome = notes("ask", "Why?", "--json")
+    settings = "top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n"
+    settings += "flash-attn: on\nthink: off\nrope-freq-base: 1e4\njson: yes\n"
+    (home / "config.yaml").write_text(settings)
+    outcome = notes("ask", "Why?")
     assert (outcome.code, outcome.json["sampling"]["top_k"], outcome.json["tokens"]["answer"]) == (0, 3, 2)
     assert notes("ls", "-q").code == 0
 
@@ -264,7 +266,7 @@ def test_an_answer_without_a_limit(notes: Notes) -> None:
 
 
 def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
-    """-p is the question, -f a text before it, after piped text; each works alone."""
+    """-p is the question, -f a text before it, after piped text; each works alone, and - is read once."""
     text = tmp_path / "über.txt"
     text.write_text("A text.\n", encoding="utf-8-sig")
 
@@ -274,6 +276,7 @@ def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
         return int(outcome.json["tokens"]["total"])
 
     assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
+    assert total("-", stdin="Why?") == total("-p", "-", stdin="Why?") == total("-f", "-", "-", stdin="Why?")
     assert total("-f", text) == total("A text.")
     assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
 

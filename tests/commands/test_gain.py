@@ -151,7 +151,6 @@ def six(notes: Notes, make_model: Callable[..., Path]) -> Callable[[], None]:
 
 
 def lines_of(shown: str) -> list[str]:
-    """Return the lines on a terminal, without styles."""
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
 
 

@@ -221,17 +221,6 @@ def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, c
     assert "up to date" in notes("compile", skill, *options).err
 
 
-def test_a_template_is_part_of_the_model_and_its_opening_is_kept(
-    notes: Notes, skill: Path, model: Path, tmp_path: Path
-) -> None:
-    """The opening is in the segment: after other words the same rows are spliced with a seam."""
-    path = notes("compile", skill, "-m", model).out.strip()
-    assert len(peek(Path(path)).context) > 0
-    assert notes(*ASK, "-m", model).json["tokens"]["seam"] == 0
-    behind = notes(*ASK, "-m", model, "-s", "Be kind.").json["tokens"]
-    assert behind["seam"] > 0 and behind["spliced"] > 50
-
-
 def test_compiling_again_from_a_segment(notes: Notes, skill: Path, compiled: Path, model: Path, tmp_path: Path) -> None:
     """Its text, fields, description, name and source; in blocks if it was; under another name if asked."""
     before = peek(compiled)

@@ -59,7 +59,6 @@ def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> Non
         assert process.stdout and process.stderr
 
         def compiled() -> set[str]:
-            """The next two skills that are compiled."""
             assert process.stdout
             events = (json.loads(line) for line in process.stdout)
             names = (one["name"] for one in events if one["event"] == "compiled")
@@ -78,21 +77,6 @@ def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> Non
             assert compiled() == {"a", "b"}
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
-
-
-def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:
-    """Not an image, a text, or missing: one line with the file and advice; nothing is written."""
-    (tmp_path / "text.txt").write_text("What is the total?")
-    (tmp_path / "text.png").write_text("What is the total?")
-    for given, message in (
-        (("compile", tmp_path / "text.png"), "text.png is no image that can be read. Known: PNG, JPEG, WEBP, BMP"),
-        (("ask", "What?", "--image", tmp_path / "text.png"), "text.png is no image that can be read"),
-        (("ask", "What?", "--image", tmp_path / "text.txt"), "text is a text, and no image. Splice it instead"),
-        (("ask", "What?", "--image", tmp_path / "none.png"), "none.png"),
-    ):
-        outcome = notes(*given, *SEES)
-        assert outcome.code == 1 and outcome.out == "" and message in outcome.err
-        assert len(outcome.err.strip().splitlines()) <= 2 and "Traceback" not in outcome.err
 
 
 def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Path) -> None:

@@ -35,10 +35,7 @@ TYPES = {
 
 
 def documented(section: str) -> dict[str, tuple[type, ...]]:
-    """Types of the keys of a section: in the first cells of its tables, in its text, and of a section that it names.
-
-    Every object has `version`.
-    """
+    """Types of a section's keys: in its tables, in its text, and of a section that it names; objects have `version`."""
     keys: dict[str, str] = {}
     if base := re.search(r"^The keys of `([^`]+)`(?: but ((?:`[^`]+`(?:,\s)?)+))?", _text(section), re.M):
         keys |= {key.removeprefix("[]."): kind for key, kind in _kinds(base[1]).items()}
@@ -204,7 +201,6 @@ def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
 
 
 def test_identity_is_documented(notes: Notes, compiled: Path) -> None:
-    """The parts of an identity are in the document."""
     text = DOCUMENT.read_text()
     for key in notes("ls", "--json").json[0]["identity"]:
         assert f"`{key}`" in text

@@ -36,9 +36,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-# notes compile NAME, --all, --stale
-
-
 def test_an_agent_skill_by_its_name(notes: Notes, project: Path) -> None:
     """Found from a subfolder of the repository; a line names its file and the one that it hides."""
     outcome = notes("compile", "pdf")
@@ -63,9 +60,8 @@ def test_the_order_in_which_a_word_is_looked_up(notes: Notes, project: Path, hom
 
 def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
     """One line with similar names and the folders searched; a path is reported as a missing file."""
-    outcome = notes("compile", "pdff")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert "Did you mean pdf?" in outcome.err and f"{project}/.claude/skills" in outcome.err
+    refusal = notes("compile", "pdff").refusal()
+    assert "Did you mean pdf?" in refusal and f"{project}/.claude/skills" in refusal
     assert "no such file: no.txt" in notes("compile", "no.txt").err
     for arguments in (("ask", "x", "--image", "no.png"), ("ask", "x", "--splice", "./no"), ("inspect", "no.gguf")):
         outcome = notes(*arguments)
@@ -91,12 +87,6 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-# notes ls
-
-
-# the budget, notes prune
-
-
 def test_prune_keeps_what_it_may_not_read(
     notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
 ) -> None:
@@ -116,9 +106,6 @@ def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.M
     assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
     assert "nothing was removed" in outcome.err and compiled.exists()
     assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
-
-
-# notes fsck
 
 
 def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
@@ -141,9 +128,6 @@ def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
     assert notes("compile", "--from", aside).out == f"{compiled}\n"
 
 
-# notes export, notes import
-
-
 @pytest.fixture
 def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Switch to another user's empty library."""
@@ -156,8 +140,7 @@ def test_exports_and_imports_that_cannot_be(
     """Several files into one, and a text. Of a folder the sound files are imported, a forged one is refused."""
     notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
     for names, message in ((("returns", "piped"), "these are 2 files"), ((skill,), "is a text")):
-        outcome = notes("export", *names, tmp_path / "a.gguf")
-        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
+        assert message in notes("export", *names, tmp_path / "a.gguf").refusal()
     assert not (tmp_path / "a.gguf").exists()
     share = tmp_path / "share"
     assert notes("export", "returns", "piped", f"{share}/").code == 0
@@ -169,9 +152,6 @@ def test_exports_and_imports_that_cannot_be(
     assert outcome.code == 1 and outcome.out.count("\n") == 1
     assert "does not hold what this model computes" in outcome.err and notes("ls", "-q").out == "piped\n"
     assert notes("import", tmp_path / "empty").code == 1 and notes("import", share, "--name", "x").code == 2
-
-
-# notes watch
 
 
 def test_watch(model: Path, skill: Path, home: Path) -> None:
@@ -224,9 +204,6 @@ def test_watch_means_the_skills_of_the_library(
     assert nothing.code == 1 and "nothing to watch" in nothing.err
 
 
-# completion
-
-
 def test_rm_removes_all_files_of_a_name(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
@@ -261,8 +238,7 @@ def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
         ("compile", "-", "--name", "x"),
         ("rm", "returns"),
     ):
-        refused = notes(*arguments, stdin="x")
-        assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1) and "chmod 700" in refused.err
+        assert "chmod 700" in notes(*arguments, stdin="x").refusal()
     compiled.parent.chmod(0o700)
     assert notes("doctor").code == 0
 

@@ -216,25 +216,24 @@ def played(line: str) -> Outcome:
 def play(script: Path, home: Path) -> list[str]:
     """Run each step and compare its output with the script."""
     places = {"home": str(home), "here": str(Path.cwd())}
-    told: list[str] = []
+    transcript: list[str] = []
     for step in steps(script):
         done = played(step.line.replace("{here}", places["here"]))
         shown = "".join(f"! {line}\n" for line in done.err.splitlines())
         shown += "".join(f"> {line}\n" for line in done.out.splitlines())
         shown = shown.replace(places["home"], "{home}").replace(places["here"], "{here}")
-        told.append(f"$ {step.line}\n{shown}" + (f"[{done.code}]\n" if done.code else ""))
+        transcript.append(f"$ {step.line}\n{shown}" + (f"[{done.code}]\n" if done.code else ""))
         if "NEWCOMER" not in os.environ:
-            assert done.code == step.status, told[-1]
-            assert re.fullmatch(pattern(step.out, places), done.out), told[-1]
-            assert re.fullmatch(pattern(step.err, places), done.err), told[-1]
+            assert done.code == step.status, transcript[-1]
+            assert re.fullmatch(pattern(step.out, places), done.out), transcript[-1]
+            assert re.fullmatch(pattern(step.err, places), done.err), transcript[-1]
     if "NEWCOMER" in os.environ:
-        (Path(os.environ["NEWCOMER"]) / script.name).write_text("\n".join(told))
-    return told
+        (Path(os.environ["NEWCOMER"]) / script.name).write_text("\n".join(transcript))
+    return transcript
 
 
 @pytest.fixture
 def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the newcomer works."""
     folder = tmp_path / "my texts"
     folder.mkdir()
     home.mkdir(mode=0o700)

@@ -58,8 +58,8 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
-    told = notes(*both).err
-    assert "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees" in told
+    printed = notes(*both).err
+    assert "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees" in printed
     assert "--together" not in notes(*both, "-s", "Be kind.").err  # nothing is restored there, so that would not help
     assert notes("compile", "returns", "+", "fees").code == 0
     chain = ("ask", "Why?", "--splice", "returns-fees", "--choices", "yes,no,not sure")
@@ -84,9 +84,8 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
         (*ASK, "--splice", "fees"),
         later,
     ):
-        refused = notes(*arguments, "--strict")
-        assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
-        assert "preceded by a different context" in refused.err and REASONS[kind] in refused.err
+        refusal = notes(*arguments, "--strict").refusal()
+        assert "preceded by a different context" in refusal and REASONS[kind] in refusal
     assert notes("session", "show", "mine", "--json").json["turns"] == turns
     (home / "config.yaml").write_text("strict: true\n")
     assert notes(*later).code == 1
@@ -103,8 +102,8 @@ def test_a_state_is_carried_where_that_is_asked_for(notes: Notes, compiled: Path
     ask = (*ASK, "-s", "Be kind.", "--explain", "--json")
     (piece,) = [one for one in notes(*ask, "--carry").json["pieces"] if one["name"] == "returns"]
     assert piece["how"] == "decoded" and piece["why"].endswith(UNCAPTURED)
-    told = notes("compile", skill, "--carry").err
-    assert UNCAPTURED in told and "the state of recurrent layers carried through it" in told
+    printed = notes("compile", skill, "--carry").err
+    assert UNCAPTURED in printed and "the state of recurrent layers carried through it" in printed
     assert "up to date" in notes("compile", skill, "--carry").err
     assert "up to date" in notes("compile", skill).err  # extra segments are no reason
     (shown,) = notes("inspect", "returns", "--json").json

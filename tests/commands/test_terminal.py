@@ -20,16 +20,6 @@ from .conftest import Notes, command_line, on_a_terminal, run_apart, snapshot
 ENDLESS = ("-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
 
 
-def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
-    """In a real process: the answer on stdout; compiles and the cut on stderr."""
-    asked = run_apart("ask", "Why?", "--splice", skill, "-n", 5, "--json")
-    assert asked.code == 0 and asked.json["tokens"]["answer"] == 5
-    assert [line.split()[0] for line in asked.err.splitlines()] == ["compiled", "the"]
-    again = run_apart("ask", "--splice", "returns", "-n", 5, stdin="Why?")
-    assert (again.code, again.out.strip()) == (0, asked.json["answer"])
-    assert again.err == "the answer was cut after 5 tokens. Let it have more: -n 10\n"
-
-
 def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
     """Ctrl-C during the answer: exit 130; the partial answer ends its line; one line on stderr."""
     process = subprocess.Popen(
@@ -66,7 +56,6 @@ def test_help_needs_neither_numpy_nor_llama() -> None:
 
 
 def test_ls_needs_no_llama(home: Path) -> None:
-    """Listing loads no model and no llama.cpp."""
     code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nFalse\n"
@@ -78,8 +67,7 @@ STATUS = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM, signal.SIGHUP: -s
 
 
 def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
-    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run; before that,
-    Python starts."""
+    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run."""
     begin = "import notes_cli.__main__ as start, sys; sys.stderr.write('begun'); sys.stderr.flush(); start.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", begin, *map(str, arguments)],
@@ -95,7 +83,7 @@ def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, st
     return process.returncode, out, err
 
 
-def told(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_with(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """`notes` begun in a process that has run this code first."""
     begin = f"import sys\n{code}\nfrom notes_cli.__main__ import main\nmain()"
     return subprocess.run(
@@ -124,7 +112,7 @@ notes_cli.signals.install = begin
 @pytest.mark.parametrize("at", [1, 3, 40, 900, 7_000, 20_000, 50_000, 90_000, 140_000, 200_000, 300_000])
 def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) -> None:
     """From the first line on, in imports, callbacks and finalizers: one line and 130, or all was done before."""
-    done = told(STEPPED.format(at=at), "compile", skill, "-q")
+    done = run_with(STEPPED.format(at=at), "compile", skill, "-q")
     whole = done.returncode == 0 and len(list((home / "library").glob("*.gguf"))) == 1 and done.stderr == ""
     assert whole or (done.returncode, done.stderr) == (130, "notes: interrupted\n")
     assert not [path for path in snapshot(home) if path.endswith(".tmp")]
@@ -173,7 +161,7 @@ log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(stri
 """
 PLACES = {
     "llama.cpp's log": "llama.llama_log_set(log, None)",
-    "the progress of a load": "process.loading = lambda told: step",
+    "the progress of a load": "process.loading = lambda shown: step",
     "a finalizer": "before(sequence.KVSequence, 'check_intact', lambda: Struck() and None)",
     "a call from C": "before(sequence.KVSequence, 'check_intact', asked_by_c)",
     "after a context was freed": "after(llama, 'llama_free')",
@@ -186,7 +174,7 @@ PLACES = {
 def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: signal.Signals) -> None:
     """The interrupt is raised again until it propagates; nothing is freed twice."""
     limit = ["-n", "3"] if "freed" in place else ENDLESS
-    done = told(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
+    done = run_with(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (STATUS[number], f"notes: {WORDS[number]}")
 
 
@@ -212,7 +200,7 @@ workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
 sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
-    done = told(code, "ask", "Why?")
+    done = run_with(code, "ask", "Why?")
     assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
 
 
@@ -240,7 +228,7 @@ STOPS += "sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(),
 @pytest.mark.parametrize("code", [STUCK, STOPS])
 def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.Signals) -> None:
     """With the shell's status. The process does not wait for a computation that does not stop."""
-    done = told(code.format(number=number.name), "ask", "Why?", "--json")
+    done = run_with(code.format(number=number.name), "ask", "Why?", "--json")
     assert (done.returncode, done.stderr) == (STATUS[number], f"notes: {WORDS[number]}\n")
     assert json.loads(done.stdout) == {"version": 1, "error": {"message": WORDS[number], "status": 128 + number}}
 
@@ -265,12 +253,11 @@ def flush(self, *given):
     os.kill(os.getpid(), signal.SIGINT)
 sequence.KVSequence.check_intact = flush
 """
-    done = told(code, "ask", "Why?")
+    done = run_with(code, "ask", "Why?")
     assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
 
 
 def test_nohup_and_background_jobs_go_on(model: Path) -> None:
-    """Signals that the parent process ignores stay ignored."""
     script = 'trap "" INT HUP; exec "$@"'
     process = subprocess.Popen(
         ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
@@ -284,7 +271,6 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
 
 
 def commands(skill: Path, folder: Path) -> list[list[object]]:
-    """Every command, at its shortest."""
     ask = ["--question", "Why?", "--choices", "a,b"]
     return [
         ["--help"],
@@ -309,8 +295,7 @@ def commands(skill: Path, folder: Path) -> list[list[object]]:
 
 @pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
 def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
-    """No traceback: of any command where the disk is full, of a third of them elsewhere. A result that could not be
-    printed is a failure, after the work is done; a message that could not is none; nor is a reader who had enough."""
+    """No traceback. A result that could not be printed is a failure; a lost message is none, nor an early reader."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
     for arguments in commands(skill, tmp_path)[:: 1 if how == "> /dev/full" else 3]:
         script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'
@@ -349,13 +334,13 @@ BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer
 @pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
 def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
     """Python's slow shutdown is skipped; exit handlers and threads that still compute are not."""
-    done = told(code, "ls", "--json")
+    done = run_with(code, "ls", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
     assert done.stderr == ("waited forcalled" if "threading" in code else "called")
-    failed = told(code, "inspect", "none")
+    failed = run_with(code, "inspect", "none")
     assert failed.returncode == 1 and failed.stderr.endswith("called")
 
 
 def test_bytes_that_wait_are_written_at_the_end() -> None:
-    done = told(BUFFERED, "paths")
+    done = run_with(BUFFERED, "paths")
     assert done.returncode == 0 and done.stdout.startswith("first ")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from samples import with_values
 
+import notes_cli as notes
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.methods import Method, deviation, most_influenced, prepare
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -22,6 +26,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeModel
 from ..engine.reference import edit_in_place, nmse
 from ..refused import refused
 from .conftest import OpenWorkspace, measured, skill_of
@@ -193,9 +198,9 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     count = len(segment.context) + len(found.tokens)
     assert prepared.passed == count
     seq = decoded(workspace, plain, method, NEW).seq
-    told = next(why(piece) for piece in seq.pieces if piece.rewritten)
-    assert f"selected by a pass over {count} tokens of the corrected text" in told
-    assert ("notes compile --influence spares it" in told) == (method == "selective@4")
+    reason = next(why(piece) for piece in seq.pieces if piece.rewritten)
+    assert f"selected by a pass over {count} tokens of the corrected text" in reason
+    assert ("notes compile --influence spares it" in reason) == (method == "selective@4")
 
 
 def rows_by_layer(segment: Segment) -> NDArray[np.float32]:
@@ -415,6 +420,26 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
     erratum = decoded(workspace, segment, "erratum", NEW)
     assert erratum.seq.count("spliced") == len(segment) + segment.base
     assert "2026-07-01" in workspace.model.text(erratum.seq.tokens[erratum.end :])
+
+
+def test_a_window_that_drops_rows(make_model: MakeModel, home: Path) -> None:
+    """A text longer than it is compiled, and corrected by an erratum; edits in place and sessions are refused."""
+    options = ContextOptions(n_ctx=2048, n_threads=1, n_ubatch=64, swa_full=False)
+    with notes.open(make_model("gemma3"), options) as model:
+        text = "date: 2026-05-01\n\n" + "Tea is served at noon in the old hall.\n" * 20
+        segment = model.compile(parse_skill(text, source="s", default="s"))
+        assert len(segment) > 512
+        asked: Any = {"splice": [segment], "max_tokens": 1}
+        for value in ("2026-07-01", "the 1st of July"):
+            answer = model.ask(QUESTION, errata={"date": value}, **asked)
+            assert str(answer.settings.method) == "erratum" and answer.counts.spliced == len(segment)
+            assert "(swa_full keeps them all)" in str(answer.settings.why)
+        for method in TOUCHING:
+            with refused(UnsupportedError, r"\(swa_full keeps them all\)\. Use --method erratum or recompute"):
+                model.ask(QUESTION, fields=NEW, method=method, **asked)
+        assert model.ask(QUESTION, fields=NEW, method="suffix", **asked).counts.spliced < 20
+        with refused(UnsupportedError, "a session cannot be kept for"), model.session("mine") as session:
+            session.ask(QUESTION, **asked)
 
 
 def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWorkspace, skill: Skill) -> None:

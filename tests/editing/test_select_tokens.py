@@ -46,9 +46,9 @@ def test_the_other_value(value: str, other: str) -> None:
 def test_nothing_in_the_field_or_before_it(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
     """One number per token: 0 up to the field's end, positive after it; the context is left empty."""
     workspace = open_workspace(kind)
-    told: list[tuple[int, int]] = []
-    segment = compile_skill(workspace, skill, measure=lambda done, of: told.append((done, of)))
-    assert told == [(1, 2), (2, 2)] and workspace.context.length(0) == 0
+    progress: list[tuple[int, int]] = []
+    segment = compile_skill(workspace, skill, measure=lambda done, of: progress.append((done, of)))
+    assert progress == [(1, 2), (2, 2)] and workspace.context.length(0) == 0
     assert list(segment.influence) == ["date", "tier"]
     for name, found in segment.influence.items():
         last = touched(segment, name)[-1] + 1
@@ -106,16 +106,16 @@ def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:
     workspace = open_workspace()
     plain = compile_to_library(workspace, skill)
     assert workspace.open(plain.path).influence == {}
-    told: list[int] = []
+    progress: list[int] = []
 
     def asked(of: Skill) -> tuple[str, ...]:
-        return compile_to_library(workspace, of, measure=lambda done, _: told.append(done)).reasons
+        return compile_to_library(workspace, of, measure=lambda done, _: progress.append(done)).reasons
 
-    assert asked(skill) == ("the influence of its fields has not been measured",) and told == [1, 2]
+    assert asked(skill) == ("the influence of its fields has not been measured",) and progress == [1, 2]
     kept = workspace.open(plain.path).influence
     wanted = measured(workspace, skill).influence
     assert all((kept[name] == wanted[name]).all() for name in ("date", "tier"))
-    assert not compile_to_library(workspace, skill).reasons and not asked(skill) and told == [1, 2]
+    assert not compile_to_library(workspace, skill).reasons and not asked(skill) and progress == [1, 2]
     assert workspace.open(plain.path).influence.keys() == kept.keys()
     assert compile_to_library(workspace, replace(skill, description="Another.")).reasons
     assert workspace.open(plain.path).influence == {}
@@ -123,8 +123,8 @@ def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:
 
 def test_a_skill_without_fields(open_workspace: OpenWorkspace) -> None:
     """Its influence is empty, not missing."""
-    workspace, told = open_workspace(), []
+    workspace, progress = open_workspace(), []
     skill = Skill("s", "", "No fields.", (), "-")
     for reasons in (1, 0):
-        compiled = compile_to_library(workspace, skill, measure=lambda done, of: told.append(done))
-        assert len(compiled.reasons) == reasons and told == []
+        compiled = compile_to_library(workspace, skill, measure=lambda done, of: progress.append(done))
+        assert len(compiled.reasons) == reasons and progress == []

@@ -41,16 +41,16 @@ def seq(make_model: Callable[..., Path]) -> Iterator[KVSequence]:
         yield seq
 
 
-class Told(Exception):
+class Raised(Exception):
     """Raised by a signal handler."""
 
 
-def told(*_: Any) -> None:
-    raise Told
+def raising(*_: Any) -> None:
+    raise Raised
 
 
 @pytest.fixture
-def heard(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+def received(request: pytest.FixtureRequest) -> Iterator[list[int]]:
     """Handle SIGUSR1 without raising, or by this parameter; returns the received signals."""
     came: list[int] = []
     handler = getattr(request, "param", lambda number, _: came.append(number))
@@ -96,14 +96,14 @@ def goes_on(seq: KVSequence) -> None:
     assert np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("heard", [told], indirect=True)
-def test_a_handler_that_raises_stops_it(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("received", [raising], indirect=True)
+def test_a_handler_that_raises_stops_it(seq: KVSequence, received: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are as before the call, pending tokens stay pending, and it continues to the same logits."""
     before = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
     seq.append(LONG)
     with monkeypatch.context() as patch:
         in_the_middle(patch)
-        with pytest.raises(Told):
+        with pytest.raises(Raised):
             seq.flush()
     assert seq.context.length(seq.seq_id) in (len(TEXT), len(seq)) and seq.intact
     after = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
@@ -113,14 +113,14 @@ def test_a_handler_that_raises_stops_it(seq: KVSequence, heard: list[int], monke
 
 @pytest.mark.parametrize("times", [1, 10**6])
 def test_a_handler_that_does_not_raise(
-    seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch, times: int
+    seq: KVSequence, received: list[int], monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """The call is repeated. A timer faster than a batch is ignored after some signals, and the batch completes."""
     seq.append(LONG)
     with monkeypatch.context() as patch:
         calls = in_the_middle(patch, times)
         seq.flush()
-    assert heard and 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq) == 640
+    assert received and 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq) == 640
     goes_on(seq)
 
 
@@ -130,20 +130,20 @@ def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkey
 
     def stopped(name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "notes_append":
-            lost = SimpleNamespace(object=process._on_log, exc_value=Told(), exc_type=Told, **none)
+            lost = SimpleNamespace(object=process._on_log, exc_value=Raised(), exc_type=Raised, **none)
             sys.unraisablehook(lost)
             raise native.StoppedError("stopped")
         return hook(name, arguments)
 
     seq.append(LONG)
-    with monkeypatch.context() as patch, pytest.raises(Told):
+    with monkeypatch.context() as patch, pytest.raises(Raised):
         patch.setattr(native, "_hook", stopped)
         seq.flush()
     assert seq.intact
     goes_on(seq)
 
 
-def test_in_another_thread(seq: KVSequence, heard: list[int]) -> None:
+def test_in_another_thread(seq: KVSequence, received: list[int]) -> None:
     """Computing in another thread after the main thread, and vice versa, leaves the main thread's signals alone."""
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_in_another_thread(seq: KVSequence, heard: list[int]) -> None:
 
 
 def test_somebody_elses_wakeup_is_left_alone(
-    seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch
+    seq: KVSequence, received: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio's descriptor is in place during the call and afterwards, gets the signals, and nothing is stopped."""
     ours, theirs = socket.socketpair()
@@ -177,7 +177,7 @@ def test_somebody_elses_wakeup_is_left_alone(
     goes_on(seq)
 
 
-def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list[int]) -> None:
+def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, received: list[int]) -> None:
     """After an unread byte, or a descriptor that was left set, the next call works as usual."""
     assert interrupts._pipe is not None
     os.write(interrupts._pipe[1], b"x" * 200)
@@ -188,7 +188,7 @@ def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list
     assert listening.silent and signal.set_wakeup_fd(-1) == -1
     with listening:
         os.kill(os.getpid(), signal.SIGUSR1)
-    assert not listening.silent and heard
+    assert not listening.silent and received
     goes_on(seq)
 
 

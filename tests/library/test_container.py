@@ -272,8 +272,7 @@ def influenced(make_segment: MakeSegment) -> Segment:
 
 
 def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
-    """Influence has one row per field in the order of the text, whatever the order of the input; the info reports
-    it."""
+    """One row per field in the order of the text, whatever the order of the input; the info reports it."""
     path = tmp_path / "a.gguf"
     write_segment(path, influenced)
     assert same(open_segment(path), influenced) and peek(path).influence
@@ -418,8 +417,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSeg
 
 
 def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Truncated or written into while it is opened or later: the K/V stays as it was checked (mapped rows would end the
-    process, or be zeros), or one line has the error."""
+    """Truncated or written into, opened or later: K/V stays as it was checked, or one line has the error."""
     path = tmp_path / "returns.gguf"
     write_segment(path, make_segment(4000, layers=2, k=64, v=64))
     whole, segment, done = path.read_bytes(), open_segment(path), threading.Event()
@@ -488,7 +486,6 @@ VALUES = st.one_of(st.integers(0, 2**32 - 1), st.text(st.characters(codec="utf-8
 
 
 def stock(path: Path, values: dict[str, str | int], tensors: dict[str, NDArray[Any]]) -> bytes:
-    """The head as that package writes it."""
     writer = gguf.GGUFWriter(None, str(values["general.architecture"]))
     for key, value in values.items():
         if key != "general.architecture":  # which the writer has by itself

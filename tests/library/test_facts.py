@@ -45,8 +45,7 @@ def test_hashed_once(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same_time", [True, False])
 def test_other_bytes_of_the_same_size_are_hashed_again(model: Path, tmp_path: Path, same_time: bool) -> None:
-    """Copying tools keep modification times: two models can share path, size and time, but not the file. One that was
-    just written might change again within one tick of the clock, and is not remembered."""
+    """Also with equal path, size and time; one that was just written may change within a tick: not remembered."""
     memory, other, before = tmp_path / "digests.json", tmp_path / "other", model.stat()
     file_sha256(model, memory)
     other.write_bytes(b"WEIGHTS" * 1000)

@@ -62,8 +62,7 @@ def problem(store: str, root: Path) -> str:
 def test_ollama_in_both_layouts(
     write: Callable[..., Path], root: Path, model: Path, other: Path, tmp_path: Path
 ) -> None:
-    """Its names in all their spellings lead to the blob, whatever other layers there are. A store may be a link to
-    another disk. After an upgrade a name is in both layouts, and the second counts."""
+    """Names in all spellings lead to the blob, also in a store that is a link; of two layouts the newer one counts."""
     (tmp_path / "disk").mkdir()
     root.symlink_to(tmp_path / "disk")
     if write is stores.ollama_v2:

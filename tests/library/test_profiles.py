@@ -59,12 +59,15 @@ WRONG_COMPOSITION = ("fails", [], {"verdict": "fails", "repair": "seam@", "why":
         ({"seam": -5}, "is damaged: seam is -5, it must be a whole number from 0 to 64"),
         ({"seam": 65}, "is damaged: seam is 65, it must be a whole number from 0 to 64"),
         ({"place": "middle"}, "is damaged: place is 'middle', it must be early or late"),
-        ({"heard": {"direct": 41, "reasoned": 0}}, "heard.direct is 41, it must be a whole number from 0 to 40"),
+        ({"decisive": {"direct": 41, "reasoned": 0}}, "decisive.direct is 41, it must be a whole number from 0 to 40"),
         ({"methods": {"direct": "field"}}, "methods.reasoned is missing, it must be text"),
         ({"measured": [{**MEASURED, "right": -1}]}, "measured.0..right is -1, it must be a whole number from 0 to 2"),
         ({"identity": {}}, "identity.model is missing"),
         *(({"seam": seam}, "is damaged: seam") for seam in ("x", 1.5, True)),
-        *((change, "is damaged") for change in ({"measured": [{}]}, {"heard": {}}, {"methods": []}, {"identity": 3})),
+        *(
+            (change, "is damaged")
+            for change in ({"measured": [{}]}, {"decisive": {}}, {"methods": []}, {"identity": 3})
+        ),
         *((change, "is damaged") for change in ({"wording": None}, {"cases": "40"}, {"cache": 3}, {"created": 2026})),
         ({"methods": {"direct": ["field"], "reasoned": "field"}}, "is damaged"),
         *(({"composition": wrong}, "is damaged") for wrong in WRONG_COMPOSITION),
@@ -86,8 +89,7 @@ def test_a_profile_that_does_not_fit_is_refused(
 
 
 def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile) -> None:
-    """A file that was renamed, or written by hand, does not decide for a model that it was not measured on; nor does
-    one of a newer format, whose values may have another meaning."""
+    """One that was renamed or written by hand, and one of a newer format, whose values may have another meaning."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     data = json.loads(path.read_text())

@@ -118,8 +118,7 @@ CASES = [*((name, *kind) for name in MODELS for kind in KINDS), ("neox", "q8_0",
 def test_into_every_cache(
     make: Callable[[str], Path], make_segment: Make, tmp_path: Path, name: str, cache: str, flash: str
 ) -> None:
-    """From the file, from memory, and from the same numbers as f32, moved, with a seam and unmoved: the same rows. Near
-    those of the f16 file; the control, rows that are not turned, is not."""
+    """From the file, memory and the numbers as f32 the same rows, near those of f16; the control, unturned, is not."""
     with Model(make(name)) as model, context(model, cache, flash) as ctx:
         head = ctx.layers[0].n_embd_k // (4 if name == "norm" else 2)
         assert (ctx.layers[0].n_rot < head) == (name == "part")

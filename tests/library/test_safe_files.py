@@ -39,8 +39,7 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:
-    """A user who can write to the parent can replace the folder; one command fixes both. A sticky parent as /tmp is
-    accepted, and a parent that others can only read is unchanged."""
+    """Who can write in it can replace the folder; one command mends both. A sticky parent as /tmp is accepted."""
     home, folder = tmp_path / "ho me", tmp_path / "ho me" / "library"
     folder.mkdir(parents=True)
     home.chmod(0o777)
@@ -168,18 +167,18 @@ def test_another_thread_may_give_it_back(tmp_path: Path) -> None:
 def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """The notice comes once, with the number of the process and whether it is stopped; then the wait continues."""
     monkeypatch.setattr(safe_files, "NOTICE", 0.01)
-    told: list[str] = []
+    waits: list[str] = []
     path = tmp_path / "locks" / "a.lock"
-    with pytest.raises(HeldError, match=str(holder.pid)), locked(path, 0.3, told.append):
+    with pytest.raises(HeldError, match=str(holder.pid)), locked(path, 0.3, waits.append):
         pass
-    assert told == [f"process {holder.pid}"]
+    assert waits == [f"process {holder.pid}"]
     os.kill(holder.pid, signal.SIGSTOP)
     os.waitpid(holder.pid, os.WUNTRACED)
 
     def go_on(who: str) -> None:
-        told.append(who)
+        waits.append(who)
         os.kill(holder.pid, signal.SIGKILL)
 
     with locked(path, on_wait=go_on):
         pass
-    assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
+    assert waits[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]

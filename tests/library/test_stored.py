@@ -64,7 +64,6 @@ def path(make: Callable[[int], Segment], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def copy(path: Path, tmp_path: Path) -> Path:
-    """One to be spoilt."""
     (tmp_path / "returns.gguf").write_bytes(path.read_bytes())
     return tmp_path / "returns.gguf"
 
@@ -85,7 +84,6 @@ def rows(seq: KVSequence) -> list[bytes]:
 
 
 def placed(ctx: Context, segment: Segment, seam: int = 0) -> list[bytes]:
-    """The rows after a splice."""
     seq = begun(ctx)
     seq.splice(segment, seam=seam)
     return rows(seq)
@@ -160,21 +158,6 @@ def test_every_byte_is_read_once_and_written_once(model: Model, path: Path, kv: 
             assert read == segment.nbytes == 2 * 8 * ROWS * 512 * 2, "K and V of eight layers, in f16"
             assert written == 2 * 8 * (ROWS - seam) * row
             assert copies == 0, "rows went through a buffer, and this is the host's memory"
-
-
-def test_opening_reads_no_rows(model: Model, path: Path) -> None:
-    """Until they are placed or looked at, and then once; afterwards the file is closed, and they can be placed."""
-    segment, wanted = open_stored(path), open_segment(path)
-    assert isinstance(segment.layers, Stored) and segment.layers.file is not None
-    assert segment.nbytes == wanted.nbytes and len(segment.layers) == len(wanted.layers)
-    assert segment.slice(0, len(segment)).layers is segment.layers
-    assert segment.layers.file is not None
-    part = segment.slice(3, 9)
-    assert segment.layers.file is None
-    assert (part.layers[2].k == wanted.layers[2].k[3:9]).all()
-    assert segment.layers[0].v is segment.layers[0].v
-    with context(model) as ctx:
-        assert placed(ctx, segment) == placed(ctx, wanted)
 
 
 @pytest.mark.parametrize(("kept", "flash"), [("f16", "on"), ("f16", "off"), ("q8_0", "on")])
@@ -272,8 +255,7 @@ def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], 
 def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
     make_model: Make, make_segment: Make, tmp_path: Path, kept: str
 ) -> None:
-    """Rows that leave a small window are lost, so the new rows are read and checked first. Rounded ones go where the
-    same numbers as f32 go."""
+    """New rows are read and checked before any leaves a small window; rounded ones go where the same f32 rows go."""
     with Model(make_model("gemma3")) as model, context(model, swa_full=False, n_ctx=512) as ctx:
         seq = begun(ctx)
         seq.append(np.arange(100))

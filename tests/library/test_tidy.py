@@ -118,8 +118,7 @@ def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put
 
 
 def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) -> None:
-    """Held by this process or another until its rows are read or it is closed: then it goes, with its uses. So does one
-    that is being compiled."""
+    """In this process or another, until its rows are read or it is closed; so does one that is being compiled."""
     path = put("returns", 100)
     Library(folder).used(path)
     with locked(segment_files.lock_of(path)):
@@ -145,8 +144,7 @@ held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
 def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     folder: Path, put: Callable[..., Path], source: str, tmp_path: Path
 ) -> None:
-    """From standard input, or a file of it is gone: a budget does not lose it; a second segment of the text is
-    enough."""
+    """From standard input, or a file of it is gone: a budget does not lose it; a second segment of it is enough."""
     path = put("piped", 300, source=source.format(other=tmp_path / "other.txt"))
     put("other", 100)
     done = tidy.shrink(folder, 0)
@@ -197,8 +195,7 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
     make_segment: MakeSegment,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported, and a failure to
-    remove spoils no compile."""
+    """One notice with the names. A failed compile removes nothing, and a failure to remove spoils no compile."""
     size = put("a", 300).stat().st_size
     put("b", 200)
     said: list[Notice] = []

@@ -38,10 +38,10 @@ def test_it_is_not_agreement_that_counts() -> None:
 
 def test_fields_decide_on_the_shipped_model() -> None:
     """On a few decisions: every method, wording, seam and place is measured, and none is chosen."""
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
-        profile = calibrate(workspace, shipped_battery()[:4], lambda done, of: told.append((done, of)))
-    assert told == [(done, 8) for done in range(1, 9)]
+        profile = calibrate(workspace, shipped_battery()[:4], lambda done, of: progress.append((done, of)))
+    assert progress == [(done, 8) for done in range(1, 9)]
     assert profile.decisive["direct"] >= 3
     for way in ("direct", "reasoned"):
         assert profile.methods[way] == "erratum" and profile.verdicts[way].startswith("4 cases prove nothing")
@@ -68,11 +68,11 @@ def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: 
         def keep(name: str, measure: Callable[[], Any]) -> Any:
             return unfinished.keep(name, lambda: (measured.append(name), measure())[1])
 
-        def told(done: int, of: int) -> None:
+        def progress(done: int, of: int) -> None:
             if done == most:
                 raise KeyboardInterrupt
 
-        return calibrate(make_workspace(kind), cases, told, drawn, keep)
+        return calibrate(make_workspace(kind), cases, progress, drawn, keep)
 
     for most in range(1, steps + 1):
         with pytest.raises(KeyboardInterrupt):

@@ -199,9 +199,9 @@ def test_few_decisions_prove_nothing() -> None:
 def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
     """Both places and all three ways are measured, and the verdict is `open`."""
     workspace, cases = make_workspace("lfm2"), shipped_battery()[:3]
-    told: list[int] = []
-    found, measured = measure_carried(workspace, cases, lambda: told.append(1))
-    assert found is not None and found.verdict == "open" and len(told) == 3
+    progress: list[int] = []
+    found, measured = measure_carried(workspace, cases, lambda: progress.append(1))
+    assert found is not None and found.verdict == "open" and len(progress) == 3
     assert {(one.name, one.way) for one in measured} == {
         (way, place) for way in ("carried", "recompute", "without") for place in ("after", "before")
     }
@@ -220,9 +220,9 @@ def test_attention_alone_is_not_measured_for_it(make_workspace: MakeWorkspace) -
 def test_a_profile_decides_unless_the_user_does(make_workspace: MakeWorkspace) -> None:
     """A saved profile is followed; a damaged one is refused, and no state is carried."""
     first = make_workspace("mamba")
-    told: list[tuple[int, int]] = []
-    profile = calibrate(first, shipped_battery()[:2], lambda done, of: told.append((done, of)))
-    assert told[-1] == (6, 6) and profile.carry is not None and profile.carry.verdict == "open"
+    progress: list[tuple[int, int]] = []
+    profile = calibrate(first, shipped_battery()[:2], lambda done, of: progress.append((done, of)))
+    assert progress[-1] == (6, 6) and profile.carry is not None and profile.carry.verdict == "open"
     profiles = Profiles(first.paths.profiles)
 
     def opened(found: Carried | None, **chosen: bool) -> bool:

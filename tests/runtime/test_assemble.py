@@ -18,11 +18,11 @@ from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.resolve import DEFAULT_SEAM, method_for
+from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
-from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.text.skill import Skill, load_skill
 
 from ..conftest import MakeWorkspace
 
@@ -107,12 +107,6 @@ def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Sk
     assert near < far
 
 
-def test_a_segment_of_another_model(workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill) -> None:
-    foreign = compile_skill(make_workspace(seed=1), skill)
-    with pytest.raises(SegmentError, match="this model is"):
-        assemble(workspace, Prompt("Why?", [foreign]))
-
-
 def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """LongRoPE: if a long prompt makes the context grow past the limit, rows of a short one no longer fit."""
     workspace = make_workspace("phi3", n_ctx=1024, name="long")  # llama.cpp knows "phi3" in a name
@@ -124,16 +118,6 @@ def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: Make
     large = make_workspace("phi3", n_ctx=8192, name="long")
     assert compile_to_library(large, skill).path != path
     assemble(large, Prompt("Why?", [large.open(compile_to_library(large, skill).path)])).flush()
-
-
-def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
-    """It is refused: its errata would be ambiguous."""
-    segment = compile_skill(workspace, skill)
-    with pytest.raises(NotesError, match="spliced twice"):
-        assemble(workspace, Prompt("Why?", [segment, replace(segment)]))
-    twice = Conversation((user_message("Why?", skills=[skill.name]),))
-    with pytest.raises(NotesError, match="spliced twice"):
-        assemble(workspace, Prompt("", [segment, replace(segment)], conversation=twice))
 
 
 def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
@@ -176,37 +160,6 @@ def test_placed_late(
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
     near = assemble(workspace, prompt, seam=len(segment)).logits()
     np.testing.assert_allclose(near, wanted, atol=0.02 * float(np.abs(wanted).max()))
-
-
-def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Field and erratum; a recompute if few tokens follow the change; otherwise the best that the model supports."""
-    workspace = make_workspace()
-    segment = compile_skill(workspace, skill)
-    method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))
-    assert method.name == "field+erratum" and "has not measured" in why
-    short = compile_skill(workspace, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
-    method, why = method_for(workspace, Prompt("Why?", [short], fields={"fee": "15"}))
-    assert method.name == "suffix" and why.startswith("suffix: ")
-    hybrid = make_workspace("lfm2")
-    short = compile_skill(hybrid, parse_skill("fee: 12\n\nThe fee is due.", source="-", default="fees"))
-    method, why = method_for(hybrid, Prompt("Why?", [short], fields={"fee": "15"}))
-    assert method.name == "erratum" and why.startswith("erratum: suffix is not possible: ")
-
-
-def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
-    """A name, a file, or a text that is compiled now, with one notice; a dry run has only the notice."""
-    said: list[Notice] = []
-    path = compile_to_library(workspace, skill).path
-    text = tmp_path / "fees.txt"
-    text.write_text("fee: 12")
-    dry = open_segments(workspace, [str(text)], said.append, dry=True)[0]
-    assert dry.layers == () and said == [Notice(f"{text} would be compiled first, as fees")]
-    assert workspace.library.names() == ["returns"]
-    by_name, by_path, by_text = open_segments(workspace, ["returns", str(path), str(text)], said.append)
-    assert by_name.tokens.tolist() == by_path.tokens.tolist() and by_text.name == "fees"
-    assert len(said) == 2 and said[1].what.startswith(f"compiled {text} as fees")
-    assert open_segments(workspace, [str(text)], said.append, dry=True)[0].layers != ()
-    assert len(said) == 2
 
 
 def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ def test_the_prompt_is_that_of_the_chosen_method(
     choices: list[str] | None,
     chosen: str,
 ) -> None:
-    """Its tokens, counts and answer are those of the method by name; the decision without an edit is that of the
-    compiled text. Tokens that were decoded to choose are counted, and no sequence stays."""
+    """Tokens, counts and answer of the method by name; what was decoded to choose is counted, and no sequence stays."""
     seen: dict[str, np.ndarray] = {}
 
     def choose(field: np.ndarray, both: np.ndarray, stale: Callable[[], np.ndarray]) -> object:

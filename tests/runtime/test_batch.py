@@ -15,11 +15,11 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import NotesError
 from notes_cli.runtime.answering import ask
-from notes_cli.runtime.batch import AT_MOST, IDLE, WAITING, ask_many
+from notes_cli.runtime.batch import IDLE, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.request import NO_CALLBACKS, UNLIMITED, Answer, Request
+from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
@@ -30,7 +30,6 @@ QUESTIONS = ["Why?", "And how many of them, if any?", "Où ça, 日本?", "When"
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Workspace]:
-    """Return the shipped model."""
     with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         yield workspace
 
@@ -40,7 +39,7 @@ def returns(shipped: Workspace) -> Segment:
     return compile_skill(shipped, load_skill(SAMPLES / "returns"))
 
 
-def told(answer: Answer | NotesError) -> Any:
+def comparable(answer: Answer | NotesError) -> Any:
     """Return the part of an answer that must not depend on the batch."""
     if isinstance(answer, NotesError):
         return str(answer)
@@ -56,7 +55,7 @@ def alone(workspace: Workspace, requests: Sequence[Request]) -> list[Any]:
     found = []
     for request in requests:
         try:
-            found.append(told(ask(workspace, request)))
+            found.append(comparable(ask(workspace, request)))
         except NotesError as error:
             found.append(str(error))
     return found
@@ -68,14 +67,20 @@ def together(workspace: Workspace, requests: Sequence[Request | NotesError], par
     outcomes = list(ask_many(workspace, requests, parallel))
     assert [number for number, _ in outcomes] == list(range(len(requests)))
     assert (workspace.context.used, workspace.context.n_leased) == (used, held)
-    return [told(outcome) for _, outcome in outcomes]
+    return [comparable(outcome) for _, outcome in outcomes]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "lfm2", "mamba", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "cache"),
+    [
+        *((kind, "f16") for kind in ("llama", "qwen3", "gemma3", "phi3", "lfm2", "mamba", "gpt2")),
+        *(("qwen3", cache) for cache in ("q8_0", "f32")),
+    ],
+)
 @pytest.mark.parametrize("parallel", [1, 3, 64])
-def test_answered_as_alone(make_workspace: MakeWorkspace, skill: Skill, kind: str, parallel: int) -> None:
+def test_answered_as_alone(make_workspace: MakeWorkspace, skill: Skill, kind: str, cache: str, parallel: int) -> None:
     """Spliced, restored or recurrent, greedy and sampled, generated and chosen, with too few cells at first."""
-    workspace = make_workspace(kind, n_ctx=512, name="tiny")  # llama.cpp knows "phi3" in a name
+    workspace = make_workspace(kind, n_ctx=512, cache=cache, name="tiny")  # llama.cpp knows "phi3" in a name
     spliced = [compile_skill(workspace, skill)]
     drawn = SamplerOptions(temperature=1.0, seed=7)
     requests = [
@@ -84,15 +89,6 @@ def test_answered_as_alone(make_workspace: MakeWorkspace, skill: Skill, kind: st
     ]
     requests += [Request(question, spliced, choices=["yes", "no", "not sure"]) for question in QUESTIONS]
     assert alone(workspace, requests) == together(workspace, requests, parallel)
-
-
-@pytest.mark.parametrize("cache", ["q8_0", "f32"])
-def test_in_other_caches(make_model: Any, skill: Skill, cache: str) -> None:
-    options = ContextOptions(n_ctx=512, n_threads=1, type_k=cache, type_v=cache)
-    with Workspace(make_model("qwen3"), options) as workspace:
-        spliced = [compile_skill(workspace, skill)]
-        requests = [Request(question, spliced, max_tokens=6) for question in QUESTIONS]
-        assert alone(workspace, requests) == together(workspace, requests)
 
 
 def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> None:
@@ -128,7 +124,6 @@ def test_a_prefix_within_a_decoded_text(shipped: Workspace, returns: Segment) ->
 
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the tokens that llama.cpp decodes, by call."""
     found: list[int] = []
     append = Context.append
 
@@ -167,29 +162,6 @@ def test_nothing_is_decoded_twice(make_workspace: MakeWorkspace, skill: Skill, m
     asked = sum(one.tokens for one in answers if isinstance(one, Answer))
     assert len(tokens) - (shared - single.counts.spliced) - 20 * question in range(asked + 1)
     assert max(peak) in range(shared + 20 * question, shared + 20 * (question + 1) + 1)
-
-
-def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    workspace = make_workspace(n_ctx=512, fixed_size=True)
-    good = Request("Why?", [compile_skill(workspace, skill)], max_tokens=5)
-    requests: list[Request | NotesError] = [
-        NotesError("no question at all"),
-        good,
-        replace(good, splice=["nothing"]),
-        replace(good, errata=["colour=red"]),
-        replace(good, choices=["yes", "yes"]),
-        replace(good, question=600 * "long "),
-        replace(good, question="\ud800"),
-        good,
-        replace(good, seam=1000),
-        replace(good, fields={"tier": "basic"}),
-        NotesError("no question at the end"),
-    ]
-    asked = [one for one in requests if isinstance(one, Request)]
-    expected = iter(alone(workspace, asked))
-    found = together(workspace, requests, 4)
-    assert found == [str(one) if isinstance(one, NotesError) else next(expected) for one in requests]
-    assert sum(isinstance(one, str) for one in found) == 8
 
 
 @pytest.mark.parametrize("size", [256, 512])
@@ -252,19 +224,3 @@ def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
     assert len(read) <= 2 * WAITING + 2
     outcomes.close()  # type: ignore[attr-defined]
     assert workspace.context.n_leased == 0
-
-
-def test_what_is_no_number_of_questions_is_refused(make_workspace: MakeWorkspace) -> None:
-    for parallel in (0, AT_MOST + 1):
-        with pytest.raises(NotesError, match=f"{parallel} questions at once"):
-            next(ask_many(make_workspace(), [], parallel))
-    assert list(ask_many(make_workspace(), [])) == []
-
-
-def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    workspace = make_workspace("lfm2")
-    segment = compile_skill(workspace, skill)
-    notices: list[Notice] = []
-    requests = [Request(question, [segment], system="Be kind.", max_tokens=1) for question in QUESTIONS]
-    list(ask_many(workspace, requests, 2, replace(NO_CALLBACKS, on_notice=notices.append)))
-    assert len(notices) == 1 and "is not spliced" in notices[0].what

@@ -35,7 +35,6 @@ pytestmark = pytest.mark.patches("recurrent")
 
 @pytest.fixture(params=["lfm2", "mamba"])
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
-    """Return workspaces of a hybrid and a purely recurrent model."""
     return make_workspace(request.param)
 
 

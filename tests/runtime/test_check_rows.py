@@ -45,7 +45,6 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def opened(model_file: Callable[[str], Path]) -> Open:
-    """Return a workspace of a model by name."""
 
     def make(name: str, **options: object) -> Workspace:
         given = {"n_ctx": 1024, "n_threads": 1, **options}
@@ -151,8 +150,7 @@ def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace, 
 
 
 def test_noise_of_another_device_is_right_a_mutant_is_not(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows as far from both prefills as these are from each other, in every layer, were computed elsewhere. Keys one
-    position off, and one wrecked row, are still found among them."""
+    """Rows as far from two prefills as these from each other were computed elsewhere; mutants among them are found."""
     with opened("notes-tiny") as workspace:
         segment = compile_skill(workspace, SKILL)
         elsewhere = replace(
@@ -202,7 +200,6 @@ def broken(segment: Segment, layer: int, change: Callable[[LayerRows], LayerRows
 
 
 def noisy(rows: LayerRows, part: float, seed: int) -> LayerRows:
-    """Move each row by a fraction of its norm."""
     chance = np.random.default_rng(seed)
 
     def moved(old: np.ndarray) -> np.ndarray:

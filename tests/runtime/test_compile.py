@@ -22,7 +22,6 @@ from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.compile import MOVES, compile_skill, plan
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..conftest import MakeWorkspace
@@ -63,21 +62,6 @@ def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
     long = Skill("long", "", "word " * 100, (), "-")
     compile_skill(workspace, long, lambda done, total: seen.append((done, total)))
     assert {total for _, total in seen} == {500} and [done for done, _ in seen] == [32, 128, 256, 384, 500]
-
-
-def test_a_growing_context_does_not_change_the_file(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The size of the context is no part of the identity of a model whose rotation does not depend on it."""
-    small, large = make_workspace(n_ctx=256), make_workspace(n_ctx=2048)
-    first = compile_to_library(small, skill)
-    assert first.reasons and not compile_to_library(large, skill).reasons
-
-
-def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, skill: Skill, home: Path) -> None:
-    workspace = make_workspace("llama-embed")
-    for action in (compile_skill, plan, compile_to_library):
-        with pytest.raises(UnsupportedError, match="keeps no K/V cache"):
-            action(workspace, skill)
-    assert not (home / "library").exists()
 
 
 # ---- blocks
@@ -146,22 +130,6 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
         assert rows_near(open_segment(target), compile_skill(workspace, of(*PARTS), blocks="headings"))
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "reasons"),
-    [
-        ("headings", "headings", ()),
-        (None, 2, ("it was compiled in one block",)),
-        ("headings", 2, ("it was compiled in 3 blocks",)),
-        ("headings", 1, ("it was compiled in 3 blocks",)),
-        ("headings", None, ()),  # without an option the existing blocks stay
-        (None, 1, ()),
-    ],
-)
-def test_new_blocks(workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]) -> None:
-    compile_to_library(workspace, of(*PARTS), blocks=first)
-    assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
-
-
 @pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
 def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind: str, says: str) -> None:
     """Refused with the reason before anything is computed: where rows cannot move, or not so far."""
@@ -203,8 +171,7 @@ def written(path: Path, text: str) -> Skill:
 
 
 def test_a_name_belongs_to_where_its_text_came_from(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Another file's text of the same name is refused with both sources, also for another model, where the two would
-    be indistinguishable; the file's own new text is not."""
+    """Another file's text of the name is refused with both sources, for any model; the file's own new text is not."""
     workspace, another_model = make_workspace(), make_workspace("qwen2")
     mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
@@ -327,16 +294,17 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     assert compiling_module.shared_prefix_length(context, known, elsewhere) == 0
 
 
+def stop(done: int, total: int) -> None:
+    if done > 0.7 * total:
+        raise KeyboardInterrupt
+
+
 @pytest.fixture
 def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Path]:
     """Return a workspace after a compile was interrupted near its end, and the path of its file."""
     monkeypatch.setattr(compiling_module, "KEEP", 0.0)
     monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = make_workspace(n_ctx=4096, n_ubatch=128)
-
-    def stop(done: int, total: int) -> None:
-        if done > 0.7 * total:
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         compile_to_library(workspace, text_of(TEXT), progress=stop)
@@ -399,10 +367,6 @@ def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], t
     checkpoint_path(output).parent.mkdir(parents=True)
     checkpoint_path(output).write_bytes(part.read_bytes())
 
-    def stop(done: int, total: int) -> None:
-        if done > 0.7 * total:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         compile_to_library(workspace, text_of(TEXT[:-1]), progress=stop, output=output)
     assert checkpoint_path(output).read_bytes() == part.read_bytes()
@@ -434,7 +398,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> list[list[bytes]]:
-    """Return the rows of each file."""
     paths = [compile_to_library(workspace, skill, force=True, **how).path for skill in skills]
     return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
 
@@ -464,20 +427,6 @@ def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch
     with counted(monkeypatch) as calls, workspace.compiling():
         files(workspace)
     assert calls == [left, *own]
-
-
-def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call decodes a full batch; with progress a physical batch, the first less."""
-    workspace = make_workspace(n_ctx=2048, n_ubatch=128)
-    skill = parse_skill("All is well. " * 60, source="long.txt", default="long")
-    tokens = len(workspace.tokens_of(skill))
-    workspace.measure_rotation()
-    with counted(monkeypatch) as calls:
-        compile_to_library(workspace, skill, progress=lambda done, total: None)
-    assert calls[1:] == [32, 96] + [128] * (tokens // 128 - 1) + [tokens % 128]
-    with counted(monkeypatch) as calls:
-        compile_to_library(workspace, skill, force=True)
-    assert calls[1:] == [tokens]
 
 
 def test_other_work_between_them(workspace: Workspace) -> None:
@@ -515,11 +464,11 @@ def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeyp
     workspace = make_workspace(n_ubatch=32)
 
     def stopping(number: int) -> Callable[[int, int], None]:
-        def told(done: int, total: int) -> None:
+        def stop(done: int, total: int) -> None:
             if number == 1 and done > 40:
                 raise KeyboardInterrupt
 
-        return told
+        return stop
 
     made: list[Path] = []
     with pytest.raises(KeyboardInterrupt), workspace.compiling():

@@ -165,7 +165,7 @@ def elsewhere(workspace: Workspace, skill: Skill) -> Segment:
 
 
 @pytest.mark.parametrize(
-    ("options", "compiled", "told"),
+    ("options", "compiled", "reason"),
     [
         ({}, in_blocks, "compiled in 2 blocks"),
         ({}, elsewhere, "not known"),
@@ -177,13 +177,13 @@ def test_rows_that_a_prefill_would_not_compute(
     skill: Skill,
     options: dict[str, str],
     compiled: Callable[[Workspace, Skill], Segment],
-    told: str,
+    reason: str,
 ) -> None:
     """Blocks without attention to each other, K/V of another machine or type, are decoded, also in place."""
     with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
         found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).sequence.pieces
         piece = next(one for one in found if one.kind == "splice")
-        assert piece.how == "decoded" and told in why(piece)
+        assert piece.how == "decoded" and reason in why(piece)
 
 
 @pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on"), ("off", "off")])

@@ -46,15 +46,6 @@ def test_a_file_that_is_replaced_or_removed(tmp_path: Path) -> None:
     assert len(watched.changed([file])) == 1
 
 
-def test_a_file_that_appears(tmp_path: Path) -> None:
-    """New files count as changed, missing ones do not; a file under two names is one."""
-    watched, file = Watched(), tmp_path / "later.txt"
-    assert [watched.changed([file]) for _ in range(3)] == [[], [], []]
-    file.write_text("x")
-    watched.changed([file, file])
-    assert len(watched.changed([file, file])) == 1
-
-
 def test_skills_that_share_a_file() -> None:
     """Two names of one text, one image in two texts, an image that is a skill itself: all depend on the file."""
     files, (a, b, photo) = Files(), map(Path, ("a.md", "b.md", "photo.png"))

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
-from notes_cli.library.container import peek, write_segment
+from notes_cli.library.container import write_segment
 from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
-from notes_cli.runtime.freshness import Stale, from_library, stale_reasons
+from notes_cli.runtime.freshness import Stale, stale_reasons
 from notes_cli.text.skill import Skill, load_skill, load_source, stamp_of
 
 MakeSegment = Callable[..., Segment]
@@ -173,19 +173,3 @@ def test_states_to_capture(library: Library, identity: Identity, make_segment: M
         write_segment(path, replace(segment, layers=states(count), prefix_only=True))
         profiles.save(replace(profile, carry=Carried(verdict, "because")), "notes 0")
         assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)
-
-
-def test_a_skill_comes_from_its_file_or_its_segment(library: Library, compiled: Callable[..., Path]) -> None:
-    file = compiled()
-    file.write_text("date: 7\n")
-    skill, _, where = from_library(library, "returns")
-    assert (skill.text, where) == ("date: 7", str(file))
-    file.unlink()
-    skill, _, where = from_library(library, "returns", "other")
-    assert (skill.name, skill.text) == ("other", "date: 1\nfee: 2") and "is gone" in where
-
-
-def test_a_stamp_comes_back_from_the_file(library: Library, compiled: Callable[..., Path], identity: Identity) -> None:
-    file = compiled()
-    found = file.stat()
-    assert peek(library.path("returns", identity)).stamp == (found.st_size, found.st_mtime_ns, found.st_ctime_ns)

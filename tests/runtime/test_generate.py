@@ -42,13 +42,11 @@ Script = Callable[[Workspace, str], None]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Make the model generate this text, end token last."""
     return lambda workspace, text: monkeypatch.setattr(room, "Sampler", Scripted(workspace.model, text))
 
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Workspace]:
-    """Return the shipped model."""
     with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         yield workspace
 
@@ -87,7 +85,6 @@ def spoken(speaker: ReplyGenerator, sequence: KVSequence, request: Callable[[int
 
 
 def shown(sequence: KVSequence) -> str:
-    """Return the text of the sequence."""
     model = sequence.context.model
     return b"".join(model.token_bytes(int(token), special=True) for token in sequence.tokens).decode()
 
@@ -252,7 +249,6 @@ def test_a_full_shared_context(make_workspace: MakeWorkspace, script: Script, mo
 
 @pytest.fixture
 def returns(shipped: Workspace) -> Prompt:
-    """Return a question about the sample skill, with reasoning."""
     return Prompt("May I return this?", [compile_skill(shipped, load_skill(SAMPLES / "returns"))], think=True)
 
 
@@ -324,9 +320,7 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("calls", [True, False, None])
 def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks: bool, calls: bool | None) -> None:
-    """With tools nothing opens the answer before it is known to be no call: a call may follow unrequested reasoning,
-    and an answer is constrained by the grammar in its own channel. None: it must be a call, in the format of the
-    grammar, as an answer."""
+    """A call may follow a chain that was not asked for; an answer has the grammar. `calls` None: it must be a call."""
     marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
     workspace = make_workspace("llama", template=HARMONY, added=marks)
     (source,) = (path.read_text(encoding="utf-8") for path in WILD if path.stem == "openai-gpt-oss-120b")

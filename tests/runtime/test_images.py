@@ -56,7 +56,6 @@ TEXT = (
 
 
 def pictured(folder: Path, text: str = TEXT, name: str = "pictured") -> Skill:
-    """Return a text with two images."""
     (folder / name).mkdir(exist_ok=True)
     (folder / name / "one.png").write_bytes(image_bytes(36, 60, seed=4))
     (folder / name / "the second.png").write_bytes(image_bytes(48, 48, seed=5))
@@ -184,18 +183,6 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
         path.write_bytes(other.read_bytes())
         with pytest.raises(ModelError, match="was changed after it was loaded"):
             _ = workspace.image_encoding.projector
-
-
-def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
-    """By one name or by two, as a skill and in the question: each time it has its own rows, and an answer."""
-    skill = photo(tmp_path)
-    request = Request(
-        "What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], max_tokens=2
-    )
-    plan = explain(seeing, request)
-    names = [piece.name for piece in plan.sequence.pieces if piece.how == "spliced"]
-    assert names == ["photo", "photo-2", "photo-3"]
-    assert ask(seeing, request).counts.spliced == 3 * 18 - 2  # two are at other places
 
 
 def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ SKILL = parse_skill(TEXT, source="returns.txt", default="returns")
 
 @pytest.fixture
 def shared(workspace: Workspace, tmp_path: Path) -> Path:
-    """Return an exported segment of this model."""
     write_segment(tmp_path / "own.gguf", compile_skill(workspace, SKILL))
     export(tmp_path / "own.gguf", tmp_path / "shared.gguf")
     return tmp_path / "shared.gguf"

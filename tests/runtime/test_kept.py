@@ -150,8 +150,8 @@ def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
         for errata in ([], [Erratum("date", "2027-01-02", "")]):
             with assemble(workspace, Prompt("Why?", [segment], system="Be brief.", errata=errata)) as sequence:
                 found.append(sequence.logits())
-                told = [why(piece) for piece in sequence.pieces if piece.how == "spliced"]
-                assert all(("kept as q8_0 (" in one) == (kv == "q8_0") for one in told) and told
+                reasons = [why(piece) for piece in sequence.pieces if piece.how == "spliced"]
+                assert all(("kept as q8_0 (" in one) == (kv == "q8_0") for one in reasons) and reasons
                 with sequence.share() as other:
                     other.append([5, 6, 7])
                     found.append(other.logits())

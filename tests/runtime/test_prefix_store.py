@@ -82,6 +82,14 @@ class Cached:
         assert all(block in block.siblings for block in blocks)
 
 
+def stored(workspace: Workspace) -> Cached:
+    """A cache with TEXT in its store alone."""
+    cached = Cached(workspace)
+    cached.prefill(TEXT)
+    cached.evict_all()
+    return cached
+
+
 @pytest.mark.parametrize(
     ("kind", "types"),
     [
@@ -118,9 +126,7 @@ def test_restored_rows_are_the_same_bits(make_model: MakeModel, home: Path, kind
 
 def test_the_rest_of_a_prefix_is_restored_after_its_live_part(workspace: Workspace) -> None:
     """A prompt that begins with a part of both gets the live part, the stored one, and decodes the rest."""
-    cached = Cached(workspace)
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(workspace)
     cached.prefill(TEXT[:100])
     before = cached.store.restored
     prompt = joined(TEXT[:400], QUESTION)
@@ -145,9 +151,7 @@ def test_a_live_prefix_is_preferred(workspace: Workspace) -> None:
 
 def test_a_longer_state_is_preferred_to_a_live_one(make_workspace: MakeWorkspace) -> None:
     """It is restored in a sequence of its own, as it cannot follow another one."""
-    cached = Cached(make_workspace("lfm2"))
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(make_workspace("lfm2"))
     assert cached.prefill(TEXT[:300])[1] == 0  # a state is of all of its tokens
     assert cached.prefill(joined(TEXT, QUESTION))[1] == len(TEXT)
 
@@ -163,9 +167,7 @@ def test_salts_are_kept_apart(workspace: Workspace) -> None:
 
 def test_prefixes_share_the_blocks_in_which_they_are_equal(workspace: Workspace) -> None:
     """A longer prefix takes the place of a shorter one, and a shorter one takes none."""
-    cached = Cached(workspace)
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(workspace)
     assert cached.store.count == 3
     alone = cached.store.nbytes
     cached.prefill(joined(TEXT, QUESTION))
@@ -184,9 +186,7 @@ def test_prefixes_share_the_blocks_in_which_they_are_equal(workspace: Workspace)
 
 def test_the_least_recently_used_end_goes_first(workspace: Workspace) -> None:
     """The budget holds; the beginning of a prefix is dropped last, and is still restored."""
-    cached = Cached(workspace)
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(workspace)
     cached.store.budget = 2 * cached.store.nbytes - 1
     cached.prefill(OTHER)
     cached.evict_all()
@@ -207,9 +207,7 @@ def test_the_least_recently_used_end_goes_first(workspace: Workspace) -> None:
 def test_a_budget_that_is_too_small(make_workspace: MakeWorkspace, kind: str) -> None:
     """Attention's rows are kept as far as they fit, a state not at all."""
     workspace = make_workspace(kind)
-    cached = Cached(workspace)
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(workspace)
     cached.store.budget = cached.store.nbytes - 1
     cached.store.clear()
     cached.prefill(TEXT)
@@ -276,9 +274,7 @@ def test_a_failed_restore_leaves_nothing_half_filled(
 def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Path, whole: bool) -> None:
     """The control keeps all rows."""
     with Workspace(make_model("gemma3"), ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole)) as workspace:
-        cached = Cached(workspace)
-        cached.prefill(TEXT)
-        cached.evict_all()
+        cached = stored(workspace)
         assert cached.store.count == (3 if whole else 0)
 
 
@@ -302,9 +298,7 @@ def test_a_prefix_whose_window_is_gone_is_not_continued(make_model: MakeModel, h
 def test_rows_of_another_rotation_are_dropped(make_workspace: MakeWorkspace) -> None:
     """LongRoPE rotates otherwise in a larger context: rows of the smaller one would be silently wrong."""
     workspace = make_workspace("phi3", n_ctx=1024, name="long")
-    cached = Cached(workspace)
-    cached.prefill(TEXT)
-    cached.evict_all()
+    cached = stored(workspace)
     workspace.context.resize(n_ctx=2048)
     assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == len(TEXT)
     cached.cache.close()

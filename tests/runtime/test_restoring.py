@@ -37,7 +37,6 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 
 @pytest.fixture(params=WHOLE)
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
-    """Return a workspace of each such model."""
     return make_workspace(request.param)
 
 
@@ -47,8 +46,7 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
-    """Return logits after the tokens, decoded up to each of `steps` and then to the end: rounding depends on the
-    batches."""
+    """Logits after the tokens, decoded up to each of `steps` and to the end: rounding depends on the batches."""
     workspace.context.clear()  # in the same cells: rounding goes by these, too
     seq = workspace.sequence()
     for part in np.split(tokens, steps):
@@ -60,19 +58,6 @@ def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.
 def steps(segment: Segment) -> tuple[int, int]:
     """Return where a compile and the question after it begin to decode."""
     return segment.base, segment.base + len(segment)
-
-
-def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segment: Segment) -> None:
-    """Rows begin at position 0; a recurrent layer has one state, of f32."""
-    assert segment.prefix_only and segment.first == 0 < segment.base == len(segment.context)
-    assert len(segment.layers) == 3
-    for rows in segment.layers:
-        if rows.part == "state":
-            assert len(rows.k) == len(rows.v) == 1 and rows.k.dtype == rows.v.dtype == np.float32
-        else:
-            assert len(rows.k) == len(rows.v) == segment.base + len(segment)
-    states = {"lfm2": 2, "mamba": 3, "gpt2": 0}[workspace.model.architecture]
-    assert sum(rows.part == "state" for rows in segment.layers) == states
 
 
 @pytest.mark.parametrize("errata", [[], [ERRATUM]])
@@ -169,15 +154,6 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
     np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment), len(seq) - 2))
 
 
-def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    segments = [segment, compile_skill(workspace, FEES)]
-    for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
-        dry = assemble(workspace, prompt, dry=True)
-        dry.flush()
-        done = assemble(workspace, prompt)
-        assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
-
-
 def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """A state with NaN is refused, and the sequence decodes as before."""
     workspace = make_workspace("mamba")
@@ -225,8 +201,8 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
         seq = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
         found = seq.logits()
         assert seq.count("spliced") == 0
-        told = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
-        assert why(seq.pieces[1]).startswith(told)
+        reason = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
+        assert why(seq.pieces[1]).startswith(reason)
         np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens))
 
 

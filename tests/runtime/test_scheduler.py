@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, fair_shares, run
+from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
@@ -44,7 +44,6 @@ def writing(base: KVSequence, question: Sequence[int], limit: int = 9) -> Task[t
 
 
 def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> list[Any]:
-    """The result or the error of each task."""
     jobs: list[Job[Any]] = [Job(lambda job, task=task: task, own=True) for task in tasks]  # type: ignore[misc]
     with Scheduler(workspace, width) as scheduler:
         for job in jobs:
@@ -53,54 +52,6 @@ def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> lis
             assert len(scheduler.running) <= width
             scheduler.step()
     return [job.outcome for job in jobs]
-
-
-def near(found: np.ndarray, wanted: np.ndarray) -> bool:
-    return bool(np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max()))
-
-
-@pytest.mark.parametrize("width", [1, 3, 7])
-@pytest.mark.parametrize("kind", KINDS)
-def test_together_as_alone(make_workspace: MakeWorkspace, kind: str, width: int) -> None:
-    """Answers, token by token, and the logits that they were chosen from to rounding; all sequences are given back."""
-    workspace = make_workspace(kind)
-    with skill(workspace) as base:
-        alone = [run(writing(base, question)) for question in QUESTIONS]
-        used = workspace.context.used
-        together = results(workspace, [writing(base, question) for question in QUESTIONS], width)
-        for (tokens, made), (wanted, expected) in zip(together, alone, strict=True):
-            assert tokens == wanted and len(made) == len(expected)
-            assert all(near(a, b) for a, b in zip(made, expected, strict=True))
-        assert workspace.context.used == used and workspace.context.n_leased == 1
-    assert len({tuple(tokens) for tokens, _ in alone}) == len(QUESTIONS)
-
-
-def test_the_small_ones_first() -> None:
-    """Each task gets an equal share of a call; unused shares go to the others; never more than the whole."""
-    for wanted, size, given in (
-        ([5, 100, 7], 32, [5, 20, 7]),
-        ([100, 100, 100], 32, [10, 11, 11]),
-        ([1, 2], 32, [1, 2]),
-        ([], 8, []),
-        ([3, 0, 3], 2, [1, 0, 1]),
-    ):
-        assert fair_shares(wanted, size) == given
-    for wanted in ([9] * 40, [1] * 50, [0, 1, 200]):
-        given = fair_shares(wanted, 32)
-        assert sum(given) == min(32, sum(wanted)) and all(a <= b for a, b in zip(given, wanted, strict=True))
-
-
-def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
-    def at_once() -> Task[None]:
-        return
-        yield []
-
-    workspace = make_workspace()
-    with skill(workspace) as base:
-        shape = (0, workspace.model.n_vocab)
-        found = results(workspace, [at_once(), base.lookahead_task([]), at_once()], 2)
-        assert found[::2] == [None, None] and found[1].shape == shape
-        assert run(at_once()) is None and base.lookahead([]).shape == shape
 
 
 @pytest.mark.parametrize("kind", KINDS)

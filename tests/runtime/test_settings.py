@@ -13,13 +13,14 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Measured, Profile, Profiles
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM, choose, defaults
+from notes_cli.runtime.resolve import choose, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeWorkspace
+
 
 def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -> None:
-    """Write a profile of this model to the home of the test."""
     measured = [
         Measured("method", direct, "direct", 40, 39, 38, 0.99, 30.0, 10.0),
         Measured("method", reasoned, "reasoned", 36, 36, 35, 0.99, 30.0, 10.0),
@@ -30,25 +31,6 @@ def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -
         verdicts=dict.fromkeys(("direct", "reasoned"), "it is right in 38 of 40"),
     )
     Profiles(workspace.paths.profiles).save(profile, "notes 0")
-
-
-def test_without_a_profile_the_default(workspace: Workspace) -> None:
-    """Field and erratum, the seam and place measured on the shipped model, and a hint to calibrate."""
-    found = defaults(workspace)
-    assert (found.method, found.wording) == (Method("field+erratum"), None)
-    assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "calibrate" in found.why
-
-
-def test_a_profile_is_followed(workspace: Workspace) -> None:
-    """Method, wording, seam and place; each way of deciding has its own method, with its evidence."""
-    calibrated(workspace, "selective@16", "field")
-    found = defaults(workspace)
-    assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
-    assert "selective@16: it is right in 38 of 40 (calibrate, " in found.why
-    assert defaults(workspace, think=True).method == Method("field")
-    calibrated(workspace, "recompute")
-    found = defaults(workspace)
-    assert found.method == Method("recompute") and "right in 38 of 40" in found.why
 
 
 def test_a_profile_of_another_cache_or_an_older_notes_is_not_followed(workspace: Workspace) -> None:
@@ -68,19 +50,22 @@ def test_names_that_there_are_not(workspace: Workspace) -> None:
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()
-    for old, new, told in (
+    for old, new, message in (
         ('"direct": "field"', '"direct": "magic"', "methods.direct is 'magic', it must be an edit method"),
         ('"wording": "line"', '"wording": "loud"', "wording is 'loud', it must be"),
     ):
         assert old in text
         path.write_text(text.replace(old, new))
-        with pytest.raises(NotesError, match=re.escape(told)):
+        with pytest.raises(NotesError, match=re.escape(message)):
             defaults(workspace)
 
 
-@pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "field+erratum")])
-def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, method: str) -> None:
-    """A value at the end, as with hoisting, is exact for the price of an erratum."""
+@pytest.mark.parametrize(
+    ("kind", "behind", "method"), [("llama", 3, "suffix"), ("llama", 300, "field+erratum"), ("lfm2", 3, "erratum")]
+)
+def test_little_behind_a_change_is_decoded(make_workspace: MakeWorkspace, kind: str, behind: int, method: str) -> None:
+    """A value at the end, as with hoisting, is exact for the price of an erratum, where the model can go back to it."""
+    workspace = make_workspace(kind)
     skill: Skill = parse_skill("x " * 9 + "\ndate: 2026-06-01\n" + "y" * behind, source="s", default="s")
     segment = compile_skill(workspace, skill)
     changed = change(workspace.model, segment, {"date": "2026-07-01"})

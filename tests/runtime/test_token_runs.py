@@ -125,8 +125,7 @@ def prompts(make_workspace: MakeWorkspace) -> Iterator[Prompts]:
 
 
 def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float, float]:
-    """Return the largest error of K and V in the first layer, where they do not depend on the left context, and in the
-    last."""
+    """The largest error of K and V in the first layer, where no left context counts, and in the last."""
     full = prompts.prefill(layout)
     full.flush()
     sequence.flush()

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Identity
-from notes_cli.errors import EngineError, Help, Notice, Remedy, Say, SegmentError
+from notes_cli.errors import EngineError, Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Library, SegmentFile, Target
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.open_skills import open_segments
@@ -91,37 +90,6 @@ def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None
             workspace.make_room(513)
 
 
-def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
-    workspace = make_workspace(n_ctx=512, fixed_size=True)
-    workspace.make_room(512, 1000)
-    with pytest.raises(EngineError, match="700 tokens do not fit 512") as refused:
-        workspace.make_room(700, 1000)
-    assert refused.value.remedy == Help.LARGER_CONTEXT(tokens=1792)
-    assert workspace.context.n_ctx == 512
-
-
-def test_bos_opens_a_prompt_once(make_workspace: MakeWorkspace) -> None:
-    """It is added if the model needs it, and not again if the template has it."""
-    wants, wants_not = make_workspace(bos=True), make_workspace()
-    ids = np.array([65, 66], np.int32)
-    assert wants.with_bos(ids).tolist() == [256, 65, 66] == wants.with_bos(wants.with_bos(ids)).tolist()
-    assert wants_not.with_bos(ids).tolist() == [65, 66]
-    assert wants.left_context[0] == 256
-
-
-def test_a_copy_of_the_model_is_the_same_model(workspace: Workspace, tmp_path: Path) -> None:
-    """Weights decide, not the name of the file; a changed byte makes another model."""
-    copy = tmp_path / "renamed.gguf"
-    shutil.copy(workspace.model.path, copy)
-    with Workspace(copy, ContextOptions(n_ctx=256, n_threads=1)) as other:
-        assert other.identity == workspace.identity
-    data = bytearray(copy.read_bytes())
-    data[-1] ^= 1
-    copy.write_bytes(data)
-    with Workspace(copy, ContextOptions(n_ctx=256, n_threads=1)) as changed:
-        assert changed.identity.differences(workspace.identity)
-
-
 # Given folders and a given store of segments, independent of the environment.
 
 
@@ -191,13 +159,3 @@ def test_a_store_in_place_of_the_library(make_model: MakeModel, skill: Skill, tm
     ):
         open_segments(other, ["returns"], said.append)
     assert not home.exists()
-
-
-def test_folders_that_are_handed_in(
-    make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NOTES_HOME", str(home))
-    paths = Paths.under(tmp_path / "mine")
-    with Workspace(make_model(), ContextOptions(n_ctx=512, n_threads=1), paths=paths) as workspace:
-        assert compile_to_library(workspace, skill).path.parent == paths.library
-    assert list(paths.models.iterdir()) and not home.exists()

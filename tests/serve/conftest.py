@@ -43,7 +43,6 @@ class Served:
     home: Path
 
     def ask(self, question: str = QUESTION, **notes: Any) -> Json:
-        """Return the reply to a question."""
         return self.chat([{"role": "user", "content": question}], notes={"explain": True, **notes})
 
     def chat(self, messages: list[Json], status: int = 200, **more: Any) -> Json:
@@ -58,8 +57,7 @@ class Served:
         return self.scheduler.call(function).result(30)
 
 
-def told(reply: Json) -> str:
-    """Return the text of the answer."""
+def reply_text(reply: Json) -> str:
     text: str = reply["choices"][0]["message"]["content"]
     return text
 
@@ -70,7 +68,6 @@ def pieces(reply: Json) -> list[tuple[str, str, int]]:
 
 
 def compile_into(home: Path, *names: str) -> None:
-    """Compile shipped skills into a library."""
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
         for name in names:
             model.compile(str(SAMPLES / name))

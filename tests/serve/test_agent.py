@@ -22,7 +22,7 @@ from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
 from ..thinkers import Scripted
 from .conftest import Served, started
-from .test_held import MARKS
+from .test_constraints import MARKS
 
 Writes = Callable[..., None]
 
@@ -61,7 +61,6 @@ def model(served: Served) -> OpenAIChatModel:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """Format a call as Qwen does."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 

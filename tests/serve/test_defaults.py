@@ -12,7 +12,7 @@ from samples import SAMPLES
 from notes_cli.errors import NotesError
 from notes_cli.serve.app import Options
 
-from .conftest import QUESTION, Served, pieces, started, told
+from .conftest import QUESTION, Served, pieces, reply_text, started
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
@@ -26,7 +26,6 @@ def served(library: Path) -> Iterator[Served]:
 
 
 def kinds(served: Served, **notes: Any) -> list[str]:
-    """The kinds of pieces of a prompt."""
     return [kind for kind, _, _ in pieces(served.chat(MESSAGES, max_tokens=8, notes={"explain": True, **notes}))]
 
 
@@ -34,7 +33,7 @@ def test_they_are_as_if_the_request_had_named_them(served: Served) -> None:
     """In all three APIs, and counted, explained and answered alike; a second turn states the correction no more."""
     given = served.ask(splice=["returns"], errata=["date=2026-07-01"])
     reply = served.ask()
-    assert told(reply) == told(given) == "refused"
+    assert reply_text(reply) == reply_text(given) == "refused"
     assert [(kind, tokens) for kind, _, tokens in pieces(reply)] == [(kind, n) for kind, _, n in pieces(given)]
     counted = served.http.post("/v1/messages/count_tokens", json={"messages": MESSAGES}).json()["input_tokens"]
     assert counted == reply["usage"]["prompt_tokens"]
@@ -72,7 +71,7 @@ def test_a_default_that_is_the_memory_is_there_once(served: Served) -> None:
     """A request that names it as its memory has it in that place, with the corrections."""
     given = served.ask(ask=True, memory="returns", splice=[], errata=["date=2026-07-01"])
     reply = served.ask(ask=True, memory="Returns")
-    assert pieces(reply) == pieces(given) and told(reply) == told(given) == "refused"
+    assert pieces(reply) == pieces(given) and reply_text(reply) == reply_text(given) == "refused"
 
 
 def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
@@ -81,7 +80,7 @@ def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
     named = served.chat(MESSAGES, model="tiny@support", max_tokens=8, notes={"explain": True})
     assert [kind for kind, _, _ in pieces(named)].count("splice") == 1 and "erratum" not in str(pieces(named))
     assert "splice" not in kinds(served, session="mine")
-    assert told(served.ask(errata=[])) == "accepted" and kinds(served, errata=[]).count("splice") == 1
+    assert reply_text(served.ask(errata=[])) == "accepted" and kinds(served, errata=[]).count("splice") == 1
 
 
 @pytest.mark.parametrize(("word", "error"), [("nothing", "no compiled skill"), ("-", "- is no text and no skill")])

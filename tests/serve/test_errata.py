@@ -13,7 +13,7 @@ from notes_cli.engine.model import Model
 from notes_cli.library.global_errata import GlobalErrata, new_erratum
 from notes_cli.sessions import global_correction
 
-from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
+from .conftest import QUESTION, Json, Served, compile_into, pieces, reply_text, started
 from .test_robust import wait
 
 TIER = {"role": "user", "content": "What is the tier?"}
@@ -36,12 +36,11 @@ def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json
     """Ask the next turn of a conversation, and append it to `talk`."""
     talk.append(question)
     reply = served.chat(talk, notes={**NOTES, **notes})
-    talk.append({"role": "assistant", "content": told(reply)})
+    talk.append({"role": "assistant", "content": reply_text(reply)})
     return reply
 
 
 def standing_of(served: Served) -> Json:
-    """Return the listed values of global errata by skill."""
     return {one["name"]: one["standing"] for one in served.http.get("/v1/notes").json()["skills"]}
 
 
@@ -53,26 +52,27 @@ def test_said_to_live_conversations_once(own: Served) -> None:
     """Before the next question, with its prefix; new ones get it with the skill; a revoked value counts as new."""
     talk: list[Json] = []
     other: list[Json] = []
-    assert told(turn(own, talk, ASK)) == "accepted"
+    assert reply_text(turn(own, talk, ASK)) == "accepted"
     turn(own, other, {"role": "user", "content": "What is the plan?"}, splice=["support"])
     done = own.http.post("/v1/notes/errata", json=LATE).json()
-    assert (done["told"], done["errata"][0]["skill"], done["errata"][0]["was"]) == (1, "returns", "2026-05-01")
+    assert (done["conversations"], done["errata"][0]["skill"], done["errata"][0]["was"]) == (1, "returns", "2026-05-01")
     assert standing_of(own) == {"returns": {"date": "2026-07-01"}, "support": {}}
     second = turn(own, talk, ASK)
-    assert told(second) == "refused" and errata(second) == 1
+    assert reply_text(second) == "refused" and errata(second) == 1
     live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
     assert second["usage"]["prompt_tokens"] - live < 60, "only what is new is decoded"
     third = turn(own, talk, ASK)
     assert (
-        told(third) == "refused" and [one[:2] for one in pieces(third)].count(("erratum", "live")) == errata(third) == 1
+        reply_text(third) == "refused"
+        and [one[:2] for one in pieces(third)].count(("erratum", "live")) == errata(third) == 1
     )
     assert errata(turn(own, other, {"role": "user", "content": "What is the season?"}, splice=["support"])) == 0
     new = own.chat([ASK], notes=NOTES)
-    assert told(new) == "refused" and errata(new) == 1
-    assert own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-05-01"}).json()["told"] == 2
+    assert reply_text(new) == "refused" and errata(new) == 1
+    assert own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-05-01"}).json()["conversations"] == 2
     assert standing_of(own)["returns"] == {}
-    assert told(turn(own, talk, ASK)) == "accepted"
-    assert (told(again := own.chat([ASK], notes=NOTES)), errata(again)) == ("accepted", 0)
+    assert reply_text(turn(own, talk, ASK)) == "accepted"
+    assert (reply_text(again := own.chat([ASK], notes=NOTES)), errata(again)) == ("accepted", 0)
 
 
 def test_a_matched_text_is_corrected(own: Served) -> None:
@@ -81,34 +81,36 @@ def test_a_matched_text_is_corrected(own: Served) -> None:
     system = {"role": "system", "content": f"You work for Harbor Books.\n\n{text}\n\nBe brief."}
     reply = own.chat([system, ASK], notes={"explain": True})
     tokens = own.http.get("/v1/notes/returns").json()["tokens"]
-    assert ("splice", "spliced", tokens - 1) in pieces(reply) and told(reply) == "accepted"
+    assert ("splice", "spliced", tokens - 1) in pieces(reply) and reply_text(reply) == "accepted"
     plain = own.chat([system, ASK], notes={"explain": True, "match": False})
-    assert {how for _, how, _ in pieces(plain)} <= {"decoded", "live"} and told(plain) == "accepted"
+    assert {how for _, how, _ in pieces(plain)} <= {"decoded", "live"} and reply_text(plain) == "accepted"
     own.http.post("/v1/notes/errata", json=LATE)
-    assert told(own.chat([system, ASK])) == "refused"
+    assert reply_text(own.chat([system, ASK])) == "refused"
 
 
 def test_a_client_corrects_its_own(own: Served) -> None:
     talk: list[Json] = []
-    assert told(turn(own, talk, ASK)) == "accepted"
+    assert reply_text(turn(own, talk, ASK)) == "accepted"
     second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
     third = turn(own, talk, ASK, fields={"date": "2026-07-01"})
-    assert told(second) == told(third) == "refused" and errata(third) == 1
+    assert reply_text(second) == reply_text(third) == "refused" and errata(third) == 1
     live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
     assert live >= second["usage"]["prompt_tokens"]
-    assert told(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
-    assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", "given again after another value"
+    assert reply_text(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
+    assert reply_text(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", (
+        "given again after another value"
+    )
 
 
 def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
     """Also with more clients of equal messages and answers than are remembered."""
     dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]
     for date in dates:
-        assert told(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
+        assert reply_text(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
     talk = [ASK, {"role": "assistant", "content": "refused"}, {"role": "user", "content": f"{QUESTION} Think first."}]
     for date in dates:
         reply = own.chat(talk, notes={**NOTES, "errata": {"date": date}})
-        assert told(reply) == f"The date is {date}. So the return is refused."
+        assert reply_text(reply) == f"The date is {date}. So the return is refused."
 
 
 @pytest.mark.parametrize("everybody", [False, True])
@@ -126,14 +128,14 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
         talk.append(with_text if number or first != "named" else ASK)
         reply = own.chat(talk, notes=notes)
         kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum")]
-        assert (told(reply), kinds[-1]) == ("refused", "erratum"), kinds
+        assert (reply_text(reply), kinds[-1]) == ("refused", "erratum"), kinds
         assert max(tokens for _, how, tokens in pieces(reply) if how == "decoded") < 40, "no copy is decoded"
-        assert told(own.chat(talk, notes={**notes, "recompute": True})) == "refused"
+        assert reply_text(own.chat(talk, notes={**notes, "recompute": True})) == "refused"
         if notes["splice"]:  # with a salt nothing else is matched
             salted = own.chat(talk, notes={**notes, "cache_salt": "alone"})
-            assert told(salted) == "refused"
+            assert reply_text(salted) == "refused"
             assert max(tokens for _, how, tokens in pieces(salted) if how == "decoded") < 40
-        talk.append({"role": "assistant", "content": told(reply)})
+        talk.append({"role": "assistant", "content": reply_text(reply)})
 
 
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
@@ -176,7 +178,7 @@ def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) ->
     talk: list[Json] = []
     for _ in range(2):
         talk.append(asked_with(text))
-        assert told(own.chat(talk, notes=notes)) == "refused"
+        assert reply_text(own.chat(talk, notes=notes)) == "refused"
         talk.append({"role": "assistant", "content": "refused"})
 
 
@@ -191,24 +193,24 @@ def test_a_short_text_with_a_field_is_found(own: Served) -> None:
 def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then: Json) -> None:
     """A skill that was removed since, with another erratum than at the first turn, or none."""
     talk: list[Json] = []
-    assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused"
+    assert reply_text(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused"
     assert own.http.delete("/v1/notes/returns").status_code == 200
-    assert told(turn(own, talk, ASK, errata=then)) == "accepted"
+    assert reply_text(turn(own, talk, ASK, errata=then)) == "accepted"
 
 
 def test_sessions_too(own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The server and the command line share sessions on disk, and `notes edit --all` edits all of them."""
     monkeypatch.setattr("sys.stdin", None)
     ours = {**NOTES, "session": "ours"}
-    assert told(own.chat([ASK], notes=ours)) == "accepted"
+    assert reply_text(own.chat([ASK], notes=ours)) == "accepted"
     assert run(["ask", QUESTION, "--splice", "returns", "--session", "theirs"]) == 0
     assert run(["edit", "--all", "--field", "date=2026-07-01"]) == 0
     capsys.readouterr()
-    assert told(own.chat([ASK], notes={"session": "ours"})) == "refused"
-    assert told(own.chat([ASK], notes={"session": "theirs"})) == "refused"
+    assert reply_text(own.chat([ASK], notes={"session": "ours"})) == "refused"
+    assert reply_text(own.chat([ASK], notes={"session": "theirs"})) == "refused"
     assert run(["ask", QUESTION, "--session", "ours"]) == 0
     assert capsys.readouterr().out.strip() == "refused"
-    assert told(own.chat([ASK], notes=NOTES)) == "refused", "live conversations hear of it, too"
+    assert reply_text(own.chat([ASK], notes=NOTES)) == "refused", "live conversations hear of it, too"
     assert run(["ask", QUESTION, "--splice", "returns", "--session", "later"]) == 0
     assert capsys.readouterr().out.strip() == "refused"
     listed = own.http.get("/v1/notes/sessions").json()["sessions"]
@@ -263,21 +265,21 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
 def test_a_stopped_answer_has_been_told(own: Served) -> None:
     """The errata are in the prompt: the conversation continues from the partial answer, and from its prefix."""
     talk: list[Json] = []
-    assert told(turn(own, talk, ASK)) == "accepted"
+    assert reply_text(turn(own, talk, ASK)) == "accepted"
     talk.append({"role": "user", "content": f"{QUESTION} Think first."})
     notes = {**NOTES, "errata": {"date": "2026-07-01"}}
-    heard = ""
+    received = ""
     with own.client.chat.completions.create(
         model="", messages=talk, stream=True, extra_body={"notes": notes}
     ) as chunks:
         for chunk in chunks:
-            heard += chunk.choices[0].delta.content or ""
-            if len(heard) > 3:
+            received += chunk.choices[0].delta.content or ""
+            if len(received) > 3:
                 break
     wait(lambda: own.scheduler.load == 0)
-    talk.append({"role": "assistant", "content": heard})
+    talk.append({"role": "assistant", "content": received})
     reply = turn(own, talk, ASK, errata={"date": "2026-07-01"})
-    assert told(reply) == "refused" and [one[:2] for one in pieces(reply)].count(("erratum", "live")) == 1
+    assert reply_text(reply) == "refused" and [one[:2] for one in pieces(reply)].count(("erratum", "live")) == 1
 
 
 def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,27 +306,30 @@ def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
     given = {"errata": ["date=2026-07-01", "date=2026-05-02", "date=2026-07-01"]}
     talk: list[Json] = []
     first = turn(own, talk, ASK, **given)
-    assert told(first) == "refused" and errata(first) == 1
+    assert reply_text(first) == "refused" and errata(first) == 1
     assert first["notes"]["counts"]["rewritten"] > 0
     kinds = [kind for kind, _, _ in pieces(first)]
     assert kinds[-2:] == ["erratum", "question"] and kinds[-3] == "splice", "directly after the skill"
     again = turn(own, talk, ASK, **given)
-    assert told(again) == "refused" and {how for kind, how, _ in pieces(again) if kind == "splice"} == {"live"}
+    assert reply_text(again) == "refused" and {how for kind, how, _ in pieces(again) if kind == "splice"} == {"live"}
     for other, answer in (("2026-05-02", "accepted"), ("2026-08-01", "refused")):
         reply = own.chat([ASK], notes={**NOTES, "errata": {"date": other}})
-        assert told(reply) == answer and "spliced" in {how for kind, how, _ in pieces(reply) if kind == "splice"}
-    assert told(plain := own.chat([ASK], notes=NOTES)) == "accepted"
+        assert reply_text(reply) == answer and "spliced" in {how for kind, how, _ in pieces(reply) if kind == "splice"}
+    assert reply_text(plain := own.chat([ASK], notes=NOTES)) == "accepted"
     assert plain["notes"]["counts"]["rewritten"] == 0
     own.http.post("/v1/notes/errata", json=LATE)
     everybody = own.chat([ASK], notes=NOTES)
-    assert told(everybody) == "refused" and everybody["notes"]["counts"]["total"] == first["notes"]["counts"]["total"]
+    assert (
+        reply_text(everybody) == "refused"
+        and everybody["notes"]["counts"]["total"] == first["notes"]["counts"]["total"]
+    )
 
 
 def test_exact_chats_are_corrected_by_errata_alone(own: Served) -> None:
     """An exact prompt has no K/V that was computed with the old value; other texts are decoded with the new one."""
     exact = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "exact": True})
-    assert (told(exact), errata(exact), exact["notes"]["counts"]["rewritten"]) == ("refused", 1, 0)
+    assert (reply_text(exact), errata(exact), exact["notes"]["counts"]["rewritten"]) == ("refused", 1, 0)
     whole = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "recompute": True})
     spliced = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "cache_salt": "other"})
-    assert told(whole) == told(spliced) == "refused"
+    assert reply_text(whole) == reply_text(spliced) == "refused"
     assert whole["notes"]["counts"]["total"] == spliced["notes"]["counts"]["total"]

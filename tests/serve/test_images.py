@@ -19,7 +19,7 @@ from notes_cli.library import tidy
 from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
 
-from .conftest import Served, started, told
+from .conftest import Served, reply_text, started
 
 ONE, TWO = (image_bytes(48, 48, seed=seed) for seed in (1, 2))
 
@@ -59,14 +59,14 @@ def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
         assert piece["name"] == f"image-{read_picture(TWO, '').sha256[:16]}" and piece["how"] in ("spliced", "live")
     recomputed = seeing.chat(shown(image(TWO), "What is the total?"), notes={"recompute": True, "explain": True})
     assert not any(one["how"] == "spliced" for one in recomputed["notes"]["pieces"])
-    assert told(recomputed) == told(other)
+    assert reply_text(recomputed) == reply_text(other)
 
 
 def test_several_images_and_a_conversation(seeing: Served) -> None:
     messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
     first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
     messages += [
-        {"role": "assistant", "content": told(first)},
+        {"role": "assistant", "content": reply_text(first)},
         *shown(image(ONE), "What is the total?"),
     ]
     second = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
@@ -121,7 +121,7 @@ def test_a_private_image_is_read_once_in_a_conversation(seeing: Served, home: Pa
     four, salt = image_bytes(48, 48, seed=4), {"cache_salt": "turns", "explain": True}
     messages = shown(image(four), "What is the total?")
     first = seeing.chat(messages, notes=salt, max_tokens=2)
-    messages += [{"role": "assistant", "content": told(first)}, *shown("And now?")]
+    messages += [{"role": "assistant", "content": reply_text(first)}, *shown("And now?")]
     second = seeing.chat(messages, notes=salt, max_tokens=2)
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > first["usage"]["prompt_tokens"]
     other = seeing.chat(messages, notes={**salt, "cache_salt": "others"}, max_tokens=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,13 +72,6 @@ def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
     assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
 
 
-@pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
-def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: Json) -> None:
-    given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, "max_tokens": TURN + 500}
-    reasons, _, written = usage(fresh, "/v1/chat/completions", given)
-    assert (reasons, written) == (["length"], TURN + 500)
-
-
 @pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 2000}, {"max_tokens": 30}], ids=str)
 def test_a_bound(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json) -> None:
@@ -129,31 +121,6 @@ def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Pa
 # Answers that fill a fixed context: each ends there, none fails, and none is lost.
 
 CELLS = 512
-ENDLESS = {"max_tokens": 1000, "temperature": 1, "seed": 3}
-
-
-@pytest.fixture
-def small(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server with a small context, whose answers never end by themselves."""
-    monkeypatch.setattr(Model, "ends", lambda self, token: False)
-    with started(library, context=ContextOptions(n_ctx=CELLS, n_threads=1), fixed_size=True) as found:
-        yield found
-
-
-def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[str], int]:
-    """Return the status, the finish reason of each answer, and the tokens of the prompt and of all answers."""
-    reply = served.http.post("/v1/completions", json={"prompt": prompt, "n": count, **ENDLESS})
-    found = reply.json()
-    assert reply.status_code == 200, found
-    return reply.status_code, [one["finish_reason"] for one in found["choices"]], found["usage"]["total_tokens"]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
-def test_several_answers_fill_the_context(small: Served, count: int) -> None:
-    status, reasons, tokens = ask(small, count)
-    assert (status, reasons) == (200, ["length"] * count)
-    assert CELLS - count < tokens <= CELLS
-    assert small.at_context(small.scheduler.gauges)["cells_promised"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import QUESTION, Json, Served, pieces, started, told
+from .conftest import QUESTION, Json, Served, pieces, reply_text, started
 
 TEXT = "# Returns policy of Harbor Books\n\ndate: 2026-05-01\ntier: gold\namount: 120\n\n" + (
     "- If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n"
@@ -29,7 +29,7 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     shown = own.http.get("/v1/notes/short").json()
     assert shown["text"] == TEXT.strip()
     assert {shown["text"][one["start"] : one["end"]] for one in shown["spans"]} == {"2026-05-01", "gold", "120"}
-    assert told(own.ask(splice=["short"])) == "accepted"
+    assert reply_text(own.ask(splice=["short"])) == "accepted"
     assert events(own, "/v1/notes/compile", {"name": "short", "text": TEXT})[-1]["skill"]["reasons"] == []
     other = {"name": "short", "text": TEXT.replace("gold", "basic")}
     taken = own.http.post("/v1/notes/compile", json=other)
@@ -51,6 +51,8 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
         ({"name": "long", "text": "a b\n" * 4000}, "text"),  # its length shows only by counting
         ({"name": "none", "text": "---\nname: x\n---\n"}, "text"),
         ({"name": "", "text": TEXT}, "name"),
+        ({"name": "a", "text": " "}, "text"),
+        ({"name": "a", "text": "b", "path": "/etc/passwd"}, "path"),
     ],
 )
 def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
@@ -59,23 +61,17 @@ def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: s
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
-    """A long compile yields to the steps of others, and an invalid one is refused."""
+    """A long compile yields to the steps of others."""
     seen: list[int] = []
     steps = own.scheduler.metrics.steps
     long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
     with own.http.stream("POST", "/v1/notes/compile", json={"name": "long", "text": long}) as reply:
         lines = reply.iter_lines()
         next(lines)
-        assert told(own.ask(splice=["returns"])) == "accepted"
+        assert reply_text(own.ask(splice=["returns"])) == "accepted"
         seen.append(own.scheduler.metrics.steps)
         rest = [json.loads(line[6:]) for line in lines if line]
     assert rest[-1]["skill"]["tokens"] > 1000 and rest[0]["done"] < rest[0]["total"] and seen[0] > steps
-    for bad in (
-        {"name": "", "text": "x"},
-        {"name": "a", "text": " "},
-        {"name": "a", "text": "b", "path": "/etc/passwd"},
-    ):
-        assert own.http.post("/v1/notes/compile", json=bad).status_code == 400, bad
 
 
 def test_a_recompiled_skill_is_another_one(own: Served) -> None:
@@ -84,15 +80,15 @@ def test_a_recompiled_skill_is_another_one(own: Served) -> None:
     assert "before 2026-01-15" in new
     talk = [{"role": "user", "content": "What is the tier?"}]
     first = own.chat(talk, notes={"splice": ["returns"]})
-    talk += [{"role": "assistant", "content": told(first)}, {"role": "user", "content": QUESTION}]
+    talk += [{"role": "assistant", "content": reply_text(first)}, {"role": "user", "content": QUESTION}]
     events(own, "/v1/notes/compile", {"name": "returns", "text": new, "force": True})
-    assert told(own.ask(splice=["returns"])) == "refused"
+    assert reply_text(own.ask(splice=["returns"])) == "refused"
     extra = {"splice": ["returns"], "explain": True}
     goes_on = own.chat(talk, notes=extra)
-    assert told(goes_on) == "accepted" and {how for _, how, _ in pieces(goes_on)} == {"live", "decoded"}
+    assert reply_text(goes_on) == "accepted" and {how for _, how, _ in pieces(goes_on)} == {"live", "decoded"}
     assert own.http.delete("/v1/notes/returns").status_code == 200
-    talk += [{"role": "assistant", "content": told(goes_on)}, {"role": "user", "content": QUESTION}]
-    assert told(own.chat(talk, notes=extra)) == "accepted"
+    talk += [{"role": "assistant", "content": reply_text(goes_on)}, {"role": "user", "content": QUESTION}]
+    assert reply_text(own.chat(talk, notes=extra)) == "accepted"
     own.chat([{"role": "user", "content": "What is the amount?"}], 404, notes=extra)
 
 
@@ -109,8 +105,8 @@ def test_names_as_commands_take_them(own: Served) -> None:
     )
     assert {one["usage"]["prompt_tokens"] for one in others} == {first["usage"]["prompt_tokens"]}
     assert own.http.delete("/v1/notes/returns").status_code == 200
-    talk += [{"role": "assistant", "content": told(first)}, {"role": "user", "content": "What is the tier?"}]
-    assert told(own.chat(talk, notes={"splice": ["Returns"]})) == "gold"
+    talk += [{"role": "assistant", "content": reply_text(first)}, {"role": "user", "content": "What is the tier?"}]
+    assert reply_text(own.chat(talk, notes={"splice": ["Returns"]})) == "gold"
     for name in ("Returns", "returns"):
         error = own.chat(talk[2:], 404, notes={"splice": [name]})
         assert error["message"].startswith("no compiled skill 'returns'") and " file" not in error["message"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 FORM = {"type": "json_schema", "schema": None}
@@ -46,7 +46,9 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     for system in ("Be brief.", blocks):
         message = create(served, system=system, notes=notes)
-        assert message["content"] == [{"type": "text", "text": told(chat)}] and message["stop_reason"] == "end_turn"
+        assert (
+            message["content"] == [{"type": "text", "text": reply_text(chat)}] and message["stop_reason"] == "end_turn"
+        )
         counts = message["usage"]
         assert counts["input_tokens"] + counts["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
     counted = create(served, path="/count_tokens", system="Be brief.", notes=notes)["input_tokens"]
@@ -83,6 +85,8 @@ def test_a_call_and_its_result(served: Served) -> None:
     streamed = events(served, tools=[TOOL], tool_choice=NAMED)
     parts = [event["delta"]["partial_json"] for event in streamed if event["type"] == "content_block_delta"]
     assert json.loads("".join(parts)) == call["input"]
+    cut = create(served, tools=[TOOL], tool_choice=NAMED, max_tokens=message["usage"]["output_tokens"] - 2)
+    assert (cut["stop_reason"], [block["type"] for block in cut["content"]]) == ("max_tokens", ["tool_use"])
     for result in ("7", [{"type": "text", "text": "7"}], None):
         blocks = [{"type": "tool_result", "tool_use_id": call["id"], "content": result, "is_error": False}]
         for more in ([], [{"type": "text", "text": "And now?"}]):

@@ -14,7 +14,7 @@ from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -32,23 +32,6 @@ def test_a_question_with_a_skill(served: Served, alone: Alone) -> None:
         assert reply.choices[0].finish_reason == "stop"
         assert reply.usage and reply.usage.prompt_tokens_details
         assert reply.usage.prompt_tokens > (reply.usage.prompt_tokens_details.cached_tokens or 0) >= 110
-
-
-def test_a_stream_comes_to_the_same(served: Served) -> None:
-    """The deltas join to the answer, the last chunk has usage and pieces, and no event has a name."""
-    thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
-    extra = {"notes": {"splice": ["returns"], "explain": True}}
-    whole = served.client.chat.completions.create(model="tiny", messages=thinking, extra_body=extra)
-    chunks = list(
-        served.client.chat.completions.create(
-            model="tiny", messages=thinking, stream=True, stream_options={"include_usage": True}, extra_body=extra
-        )
-    )
-    words = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(words) == whole.choices[0].message.content and len([word for word in words if word]) > 5
-    assert chunks[-1].usage and whole.usage and chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    assert chunks[-1].model_extra and chunks[-1].model_extra["notes"]["pieces"]
-    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
 def test_the_models_name_names_skills(served: Served) -> None:
@@ -69,6 +52,7 @@ def test_the_models_name_names_skills(served: Served) -> None:
         (400, "frequenzy", {"extra_body": {"frequenzy": 1}}),
         (400, "notes.sprice", {"extra_body": {"notes": {"sprice": ["returns"]}}}),
         (404, "notes.splice", {"extra_body": {"notes": {"splice": ["return"]}}}),
+        (404, "notes.memory", {"extra_body": {"notes": {"ask": True, "memory": "return"}}}),
         (400, "temperature", {"temperature": -1}),
         (400, "messages", {"messages": []}),
         (400, "messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]}),
@@ -126,18 +110,6 @@ def test_completions_of_raw_prompts(served: Served) -> None:
             words[one.index] = words.get(one.index, "") + one.text
     greedy = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, echo=True)
     assert words == {one.index: one.text for one in greedy.choices}
-
-
-def test_reasoning_comes_apart(served: Served) -> None:
-    extra = {"notes": {"splice": ["returns"], "errata": LATE}}
-    reply = served.client.chat.completions.create(
-        model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
-    )
-    message = reply.choices[0].message
-    assert message.content == "refused" and message.model_extra
-    assert "2026-07-01" in message.model_extra["reasoning_content"]
-    assert reply.usage and reply.usage.completion_tokens_details
-    assert (reply.usage.completion_tokens_details.reasoning_tokens or 0) > 10
 
 
 def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
@@ -198,7 +170,7 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
     """It begins in the last tokens of the reasoning: stops and max_tokens apply to it, too."""
     thinking: Json = {"reasoning_effort": "low", "notes": {"splice": ["returns"]}}
-    whole = told(served.chat(ASKED, **thinking))
+    whole = reply_text(served.chat(ASKED, **thinking))
     stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
     assert (stopped["message"]["content"], stopped["finish_reason"]) == (whole[:2], "stop")
     assert stopped["stop_reason"] == whole[2:4]

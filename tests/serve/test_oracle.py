@@ -28,8 +28,6 @@ SAID = re.compile(
 
 @dataclass
 class Talk:
-    """A client's conversation."""
-
     number: int
     named: list[str]
     messages: list[Json] = field(default_factory=list)

@@ -42,7 +42,6 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
     def all(self, name: str) -> list[str]:
-        """Return the values of an attribute."""
         return [value for _, attributes in self.found for key, value in attributes.items() if key == name and value]
 
 
@@ -51,7 +50,6 @@ def index() -> Tags:
 
 
 def elsewhere(text: str) -> list[str]:
-    """Return addresses of other sites in a file."""
     return [found for found in ELSEWHERE.findall(text) if found != NAMESPACE]
 
 
@@ -65,7 +63,6 @@ def nodes(script: str) -> Iterator[tree_sitter.Node]:
 
 
 def broken(script: str) -> list[int]:
-    """Return lines that cannot be parsed."""
     return [node.start_point.row + 1 for node in nodes(script) if node.is_error or node.is_missing]
 
 
@@ -75,7 +72,6 @@ def exports(script: str) -> set[str]:
 
 
 def imports(script: str) -> list[tuple[str, set[str]]]:
-    """Return the file and the names of each import."""
     found = re.findall(r"^import \{([^}]*)\} from \"\./([\w.]+)\";$", script, re.M)
     assert len(found) == len(re.findall(r"\bimport\b", script)), "an import of another form"
     return [(file, set(re.findall(r"\w+", names))) for names, file in found]
@@ -95,7 +91,6 @@ def called(script: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def locked(library: Path) -> Iterator[Served]:
-    """A server with a key."""
     with started(library, options=Options(keys=("secret",))) as found:
         yield found
 

@@ -13,7 +13,7 @@ from notes_cli.serve.parsing import DRAWN, ChatRequest, parse_chat, parse_comple
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.responses_api import ResponseStore, parse_responses
 
-from .conftest import QUESTION, Json, Served, started, told
+from .conftest import QUESTION, Json, Served, reply_text, started
 
 ASK: list[Json] = [{"role": "user", "content": QUESTION}]
 
@@ -35,7 +35,7 @@ DEFAULTS: list[Json] = [
 @pytest.mark.parametrize("given", DEFAULTS, ids=lambda given: next(iter(given)))
 def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
     """The answer is that of a request without it, over both endpoints."""
-    assert told(served.chat(ASK, notes={"splice": ["returns"]}, **given)) == "accepted"
+    assert reply_text(served.chat(ASK, notes={"splice": ["returns"]}, **given)) == "accepted"
     plain, same = (
         served.http.post("/v1/completions", json={"prompt": "The date is", "max_tokens": 4, **more}).json()
         for more in ({}, given)
@@ -71,14 +71,13 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
     words = [{"type": "text", "text": QUESTION, "cache_control": None, "x": None}]
     user = {"role": "user", "content": words, "name": None, "tool_calls": None, "x": None}
     notes = {"splice": ["returns"], "errata": None, "fields": None, "session": None, "match": None, "x": None}
-    assert told(served.chat([user], notes=notes, **more)) == "accepted"
+    assert reply_text(served.chat([user], notes=notes, **more)) == "accepted"
     inner = {"response_format": {"type": "text", "json_schema": None}, "chat_template_kwargs": {"x": None}}
-    assert told(served.chat([user], notes=notes, **inner)) == "accepted"
+    assert reply_text(served.chat([user], notes=notes, **inner)) == "accepted"
 
 
 def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
-    """One per new key that is ignored, none for null. One per request, with the tokens of prompts that were answered,
-    none for what monitors request."""
+    """A line per new key that is ignored, and one per request with its tokens; none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
             served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)

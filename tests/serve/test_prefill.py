@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import QUESTION, Json, Served, pieces, told
+from .conftest import QUESTION, Json, Served, pieces, reply_text
 
 THINK: Json = {"role": "user", "content": f"{QUESTION} Think first."}
 NOTES: Json = {"splice": ["returns"], "errata": {"date": "2026-07-01"}}
@@ -19,7 +19,7 @@ def answer(text: str) -> Json:
 
 def test_the_reply_is_the_rest_of_the_answer(served: Served) -> None:
     """With skills and corrections, whole and streamed, wherever the answer is cut; confirmed by vLLM's keys or not."""
-    whole = told(served.chat([THINK], notes=NOTES))
+    whole = reply_text(served.chat([THINK], notes=NOTES))
     assert whole == "The date is 2026-07-01. So the return is refused."
     for end, keys in (
         (len("The"), {}),
@@ -29,7 +29,7 @@ def test_the_reply_is_the_rest_of_the_answer(served: Served) -> None:
     ):
         begun = [THINK, answer(whole[:end])]
         reply = served.chat(begun, notes=NOTES, **keys)
-        assert told(reply) == whole[end:] and reply["choices"][0]["finish_reason"] == "stop"
+        assert reply_text(reply) == whole[end:] and reply["choices"][0]["finish_reason"] == "stop"
         create: Any = served.client.chat.completions.create
         chunks = create(model="tiny", messages=begun, stream=True, extra_body={"notes": NOTES, **keys})
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[end:]
@@ -39,7 +39,7 @@ def test_a_prefilled_answer_is_an_answer_in_the_next_turn(served: Served) -> Non
     """Its tokens are reused, and errata are where they were."""
     begun, notes = "The date is 2026-07-01.", {**NOTES, "explain": True, "cache_salt": "own"}
     first = served.chat([THINK, answer(begun)], notes=notes)
-    talk = [THINK, answer(begun + told(first)), {"role": "user", "content": QUESTION}]
+    talk = [THINK, answer(begun + reply_text(first)), {"role": "user", "content": QUESTION}]
     second = served.chat(talk, notes=notes)
     live = sum(count for _, how, count in pieces(second) if how == "live")
     assert live >= first["usage"]["prompt_tokens"] and pieces(second)[0][1] == "live"
@@ -66,7 +66,10 @@ def test_an_empty_one_begins_nothing(served: Served) -> None:
     whole = served.chat([THINK], notes=NOTES)
     for content in ("", None, []):
         reply = served.chat([THINK, {**LAST, "content": content}], notes=NOTES)
-        assert told(reply) == told(whole) and reply["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+        assert (
+            reply_text(reply) == reply_text(whole)
+            and reply["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+        )
 
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}

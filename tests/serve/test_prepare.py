@@ -124,13 +124,6 @@ def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch, path: 
     assert error["param"] == {"/tokenize": "content", "/v1/completions": "prompt"}.get(path, error["param"])
 
 
-def test_the_bound_is_that_of_the_context(library: Path) -> None:
-    """With a fixed size, whatever the model's trained length."""
-    with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
-        error = served.chat([USER] * 600, 400)
-        assert "maximum context length is 512 tokens" in error["message"] and "600 messages" in error["message"]
-
-
 def test_what_may_fit_is_let_through(served: Served) -> None:
     """No text that fits the context is refused by the check."""
     model, state, draw = served.scheduler.workspace.model, served.scheduler.state, random.Random(3)
@@ -171,8 +164,7 @@ def test_parts_of_a_message() -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_each_message_is_in_its_place(served: Served, role: str) -> None:
-    """Greetings and late system messages: the prompt has as many tokens as the rendered template. Global errata come
-    before the last question, or before the message in its place."""
+    """As many tokens as the rendered template; global errata come before the last question, or what is in its place."""
     late = {"role": role, "content": "Answer in one word."}
     for talk, question in (
         ([ANSWER, ASK], 1),
@@ -231,7 +223,6 @@ def gate() -> Iterator[Gate]:
 
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """Stops a question's preparation before its chat template is rendered."""
     real = prepare.with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
@@ -243,7 +234,6 @@ def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """Stops preparation at the first segment file that is opened."""
     real = Workspace.open
 
     def stopping(self: Workspace, path: Path, word: str = "") -> Segment:
@@ -334,11 +324,11 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The model stays open during preparation; those requests and waiting ones are refused."""
     slow_template(monkeypatch, gate)
-    heard: list[JobEvent] = []
+    received: list[JobEvent] = []
     with alone(library) as one:
         asked = parse_chat({"messages": [{**ASK, "content": SLOW}]})
         for _ in range(scheduler.PREPARING + 2):
-            one.submit(asked, heard.append)
+            one.submit(asked, received.append)
         wait(lambda: len(gate.threads) == scheduler.PREPARING, 60)
         closing = threading.Thread(target=one.close)
         closing.start()
@@ -347,9 +337,9 @@ def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyP
         gate.goes_on.set()
         closing.join(60)
         assert not closing.is_alive()
-        assert len(heard) == scheduler.PREPARING + 2 and one.load == 0
-        assert all(isinstance(error, Refused) and error.status == 503 for error in heard)
-        for late in (lambda: one.submit(asked, heard.append), lambda: one.compute(lambda: 5)):
+        assert len(received) == scheduler.PREPARING + 2 and one.load == 0
+        assert all(isinstance(error, Refused) and error.status == 503 for error in received)
+        for late in (lambda: one.submit(asked, received.append), lambda: one.compute(lambda: 5)):
             with pytest.raises(Refused) as refused:
                 late()
             assert refused.value.status == 503

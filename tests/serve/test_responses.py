@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from .conftest import QUESTION, Json, Served, told
+from .conftest import QUESTION, Json, Served, reply_text
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
 TYPE = {"content-type": "application/json"}
@@ -22,7 +22,7 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}], notes=LATE["notes"]
     )
     response = served.client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.", extra_body=LATE)
-    assert response.output_text == told(chat) and response.status == "completed"
+    assert response.output_text == reply_text(chat) and response.status == "completed"
     assert response.usage and response.usage.input_tokens == chat["usage"]["prompt_tokens"]
     assert response.usage.input_tokens_details.cached_tokens > 100
     assert (response.model_extra or {})["notes"]["counts"]["total"] == chat["notes"]["counts"]["total"]
@@ -59,7 +59,12 @@ def test_a_call_and_its_result(served: Served) -> None:
     response = served.client.responses.create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED)  # type: ignore[call-overload]
     [call] = response.output
     assert (call.type, call.name, call.status) == ("function_call", "look", "completed")
-    assert isinstance(json.loads(call.arguments), dict)
+    assert isinstance(json.loads(call.arguments), dict) and response.usage
+    most = response.usage.output_tokens - 2
+    [cut] = served.client.responses.create(  # type: ignore[call-overload]
+        model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, max_output_tokens=most
+    ).output
+    assert (cut.type, cut.status) == ("function_call", "incomplete") and cut.arguments.startswith('{"x"')
     result: Json = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
     items: list[Any] = [{"role": "user", "content": "Look."}, call.model_dump(), result]
     by_items = served.client.responses.create(model="tiny", input=items, tools=[TOOL])  # type: ignore[list-item]

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.engine.options import ContextOptions
 from notes_cli.serve.jobs import Limits
 
-from .conftest import QUESTION, Json, Served, compile_into, started, told
+from .conftest import QUESTION, Json, Served, compile_into, reply_text, started
 
 RULES = "\n\n".join(
     f"Rule {number}: every {word} must be brought back within {13 * number} days, and not later than that."
@@ -108,7 +108,7 @@ def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
         spliced, plain = likely(served, skills)  # leaves a prefix that an exact request may not reuse
         exact, reply = likely(served, skills, exact=True)
         assert max(abs(a - b) for a, b in zip(exact, wanted, strict=True)) < 1e-3
-        assert len(skills) > 1 or told(plain) == told(reply)
+        assert len(skills) > 1 or reply_text(plain) == reply_text(reply)
         worst = max(worst, *(abs(a - b) for a, b in zip(spliced, wanted, strict=True)))
         parts = [one for one in reply["notes"]["pieces"] if one["kind"] == "splice"]
         assert [one["name"] for one in parts] == skills
@@ -140,7 +140,6 @@ def test_unknown_modes_are_refused(served: Served) -> None:
 
 
 def test_the_servers_mode(library: Path) -> None:
-    """Counts for requests that name none."""
     with started(library, reuse="near") as served:
         ask(served, RULES.upper())
         assert ask(served, f"It is Friday.\n{RULES.upper()}")["near"]

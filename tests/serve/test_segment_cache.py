@@ -21,7 +21,7 @@ from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.segment_cache import OPEN, SegmentCache
 
-from .conftest import QUESTION, Served, compile_into, started, told
+from .conftest import QUESTION, Served, compile_into, reply_text, started
 
 MANY = 300
 
@@ -62,7 +62,7 @@ def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
     many.chat([{"role": "user", "content": f"{QUESTION} Please."}], max_tokens=1)
     assert files() == before
     reply = many.chat([{"role": "system", "content": policy}, {"role": "user", "content": QUESTION}])
-    assert told(reply) == "accepted" and reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 100
+    assert reply_text(reply) == "accepted" and reply["usage"]["prompt_tokens_details"]["cached_tokens"] >= 100
     assert files() <= before + 1
     listed = {one["id"] for one in many.http.get("/v1/models").json()["data"]}
     assert len(listed) == MANY + 2 and files() <= before + 1

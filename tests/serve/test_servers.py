@@ -23,7 +23,7 @@ from notes_cli.errors import HeldSessionError
 from notes_cli.serve.server import listen
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
-from .conftest import QUESTION, Json, Served, compile_into, started, told
+from .conftest import QUESTION, Json, Served, compile_into, reply_text, started
 from .test_robust import wait
 
 ASK = [{"role": "user", "content": QUESTION}]
@@ -58,9 +58,9 @@ def test_a_text_is_compiled_once_for_all(two: tuple[Served, Served]) -> None:
 
 def test_a_correction_at_one_is_heard_at_the_other(two: tuple[Served, Served]) -> None:
     first, second = two
-    assert told(second.ask(splice=["returns"])) == "accepted"
+    assert reply_text(second.ask(splice=["returns"])) == "accepted"
     first.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-07-01"})
-    assert told(second.ask(splice=["returns"])) == "refused"
+    assert reply_text(second.ask(splice=["returns"])) == "refused"
 
 
 def test_a_session_goes_from_one_to_the_other(two: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from notes_cli.runtime import prefix_store
 from notes_cli.serve import server
 from notes_cli.serve.jobs import Limits
 
-from .conftest import Json, Served, compile_into, started, told
+from .conftest import Json, Served, compile_into, reply_text, started
 
 SKILLS = ("returns", "support", "delivery.txt", "skill.txt")
 NAMES = ("returns", "support", "delivery", "skill")
@@ -52,14 +51,6 @@ def requests() -> list[Json]:
     ]
 
 
-@contextmanager
-def never_ends() -> Iterator[None]:
-    """No token ends an answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Model, "ends", lambda self, token: False)
-        yield
-
-
 def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> list[httpx.Response]:
     async def all_of_them() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
@@ -76,14 +67,14 @@ def test_64_at_once_answer_as_alone(exact: Served) -> None:
     alone = []
     for one in every:  # decoded whole and alone, with an empty prefix cache
         plain = {**one, "notes": {**one["notes"], "cache_salt": str(len(alone))}}
-        alone.append(told(exact.http.post("/v1/chat/completions", json=plain).json()))
+        alone.append(reply_text(exact.http.post("/v1/chat/completions", json=plain).json()))
     exact.at_context(exact.scheduler.prefixes.close)
     exact.scheduler.metrics.spliced = 0
     before = exact.at_context(lambda: exact.scheduler.workspace.context.used)
     assert before == 0
     replies = at_once(exact.url, every)
     assert [one.status_code for one in replies] == [200] * 64
-    assert [told(one.json()) for one in replies] == alone and len(set(alone)) > 8
+    assert [reply_text(one.json()) for one in replies] == alone and len(set(alone)) > 8
     lengths = {name: exact.http.get(f"/v1/notes/{name}").json()["tokens"] for name in NAMES}
     assert exact.scheduler.metrics.spliced == sum(lengths.values()), "each skill once for all"
     for one in replies:
@@ -105,8 +96,8 @@ def test_chosen_numbers_are_its_own(exact: Served) -> None:
         "notes": {"splice": ["returns"]},
     }
     every = [{**asked, "seed": seed} for seed in range(8)]
-    alone = [told(exact.http.post("/v1/chat/completions", json=one).json()) for one in every]
-    assert [told(one.json()) for one in at_once(exact.url, every)] == alone and len(set(alone)) > 3
+    alone = [reply_text(exact.http.post("/v1/chat/completions", json=one).json()) for one in every]
+    assert [reply_text(one.json()) for one in at_once(exact.url, every)] == alone and len(set(alone)) > 3
     several = exact.http.post("/v1/chat/completions", json={**asked, "seed": 0, "n": 8}).json()
     assert [one["message"]["content"] for one in several["choices"]] == alone
     assert [one["index"] for one in several["choices"]] == list(range(8))
@@ -118,10 +109,10 @@ def test_a_full_cache_queues(tmp_path: Path) -> None:
     context = ContextOptions(n_ctx=512, n_threads=1)
     with started(tmp_path, Limits(parallel=8, queue=20), context=context, fixed_size=True) as served:
         every = [one for one in requests() if one["notes"]["splice"][0] in ("returns", "support")][:24]
-        wanted = [told(served.http.post("/v1/chat/completions", json=one).json()) for one in every]
+        wanted = [reply_text(served.http.post("/v1/chat/completions", json=one).json()) for one in every]
         assert served.at_context(lambda: served.scheduler.workspace.context.cells) == 512
         replies = at_once(served.url, every)
-        assert [told(one.json()) for one in replies] == wanted
+        assert [reply_text(one.json()) for one in replies] == wanted
         assert served.chat([{"role": "user", "content": "x " * 600}], 400)["code"] == "context_length_exceeded"
         flood = at_once(served.url, [{**one, "max_tokens": 64} for one in requests()[:48]])
         states = sorted({one.status_code for one in flood} - {404})
@@ -141,7 +132,8 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
         def at_once_(every: list[Json]) -> list[Json]:
             return [one.json() for one in at_once(served.url, every, "/v1/completions")]
 
-        with never_ends():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Model, "ends", lambda self, token: False)
             alone = [one for each in every for one in at_once_([each])]
             before = served.scheduler.metrics.preempted
             replies = at_once_(every)
@@ -174,16 +166,16 @@ def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: 
             for number in range(6)
         ]
         salted = [{**one, "notes": {**one["notes"], "cache_salt": str(n)}} for n, one in enumerate(every)]
-        alone = [told(served.http.post("/v1/chat/completions", json=one).json()) for one in salted]
+        alone = [reply_text(served.http.post("/v1/chat/completions", json=one).json()) for one in salted]
         replies = [one.json() for one in at_once(served.url, every)]
-        assert [told(one) for one in replies] == alone
+        assert [reply_text(one) for one in replies] == alone
         hows = {piece["how"] for one in replies for piece in one["notes"]["pieces"] if piece["kind"] == "splice"}
         assert "decoded" not in hows, "its rows were there"
         talk = [*every[0]["messages"], {"role": "assistant", "content": alone[0]}, *every[1]["messages"]]
         goes_on = {**every[0], "messages": talk}
         first = served.http.post("/v1/chat/completions", json=goes_on).json()
         fresh = {**goes_on, "notes": {"splice": ["rules"], "cache_salt": "fresh"}}
-        assert told(first) == told(served.http.post("/v1/chat/completions", json=fresh).json())
+        assert reply_text(first) == reply_text(served.http.post("/v1/chat/completions", json=fresh).json())
         assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
 
 
@@ -231,7 +223,7 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
         for turns in agents:
             turns.append({"role": "user", "content": f"Is there anything {number}?"})
             reply = served.chat(turns, max_tokens=8, temperature=0)
-            answers.append(told(reply))
+            answers.append(reply_text(reply))
             turns.append({"role": "assistant", "content": answers[-1]})
             decoded.append(reply["usage"]["prompt_tokens_details"]["notes"]["decoded_tokens"])
     return answers, decoded, agents
@@ -239,8 +231,7 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
 
 @pytest.mark.parametrize("cache_ram", [0, None])
 def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
-    """The answers are the same with and without memory, in which only the later turns differ: they decode a few tokens.
-    Tenants do not share it, and explanations and metrics count it."""
+    """The same answers with memory and without, where later turns decode a few tokens; tenants do not share it."""
     context = ContextOptions(n_ctx=512, n_threads=1)
     limits = Limits(cache_ram=cache_ram)
     with started(tmp_path, limits, context=context, fixed_size=True) as served:

@@ -45,7 +45,6 @@ class Fake:
 
     @property
     def messages(self) -> list[Json]:
-        """The messages of the last request."""
         found: list[Json] = self.seen[-1][2]["messages"]
         return found
 
@@ -71,7 +70,8 @@ def stream(request: BaseHTTPRequestHandler, *events: Json | str) -> None:
 @contextmanager
 def in_front_of(url: str, home: Path, *texts: Path, **options: Any) -> Iterator[tuple[Upstream, httpx.Client]]:
     """Run a server in front of another one for the duration of the block."""
-    placer = Placer(SkillTexts(Library(home / "library"), [str(text) for text in texts]))
+    skills = SkillTexts(Library(home / "library"), [str(text) for text in texts], options.pop("splice", ()))
+    placer = Placer(skills, options.get("errata", ()))
     service = Upstream(Target.parse(url, options.pop("key", "")), placer, Options(**options))
     with ExitStack() as stack:
         listening = stack.enter_context(listen("127.0.0.1", 0))
@@ -218,6 +218,22 @@ def test_a_global_erratum_and_a_new_text(fake: Fake, tmp_path: Path) -> None:
         assert contents(fake)[0] == "The shop is always open."
 
 
+def test_skills_and_errata_of_the_options(fake: Fake, tmp_path: Path) -> None:
+    """For requests that name no skill; those with errata of their own keep these. A text may be named in two ways."""
+    splice = ["support", str(SAMPLES / "returns")]
+    options: Any = {"splice": splice, "errata": ("date=2027-02-03",)}
+    with in_front_of(fake.url, tmp_path, SAMPLES / "returns", SAMPLES / "support", **options) as (_, http):
+        ask(http, QUESTION)
+        assert contents(fake) == [f"{RETURNS.text}\n\n{SUPPORT.text}", f"{NOW}\n\n{QUESTION['content']}"]
+        ask(http, QUESTION, notes={"errata": []})
+        assert contents(fake)[1] == QUESTION["content"]
+        for own in ({"notes": {"splice": []}}, {"model": "m@support"}):
+            ask(http, QUESTION, **own)
+            assert NOW not in str(contents(fake)) and RETURNS.text not in str(contents(fake))
+    with pytest.raises(NotesError, match="no skill 'nothing'"):
+        SkillTexts(Library(tmp_path / "library"), splice=["nothing"])
+
+
 def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
     service, http = front
     assert ask(http, QUESTION) == {"choices": [], "usage": USAGE}
@@ -236,12 +252,12 @@ def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstrea
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, httpx.Client], asked: bool) -> None:
     """Each event before the next is sent; the usage only to clients that asked for it, and always to the metrics."""
-    heard, chunk = threading.Event(), {"id": "1", "object": "chat.completion.chunk", "choices": [{"index": 0}]}
+    got, chunk = threading.Event(), {"id": "1", "object": "chat.completion.chunk", "choices": [{"index": 0}]}
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
         assert body["stream_options"] == {"include_usage": True}
         stream(request, chunk)
-        assert heard.wait(20)
+        assert got.wait(20)
         for event in (json.dumps({"id": "1", "choices": [], "usage": USAGE}), "[DONE]"):
             request.wfile.write(f"data: {event}\n\n".encode())
 
@@ -252,7 +268,7 @@ def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, 
     with front[1].stream("POST", "/v1/chat/completions", json=body) as found:
         for line in found.iter_lines():
             events += [line[6:]] if line.startswith("data: ") else []
-            heard.set()
+            got.set()
     assert json.loads(events[0]) == chunk and events[-1] == "[DONE]"
     assert json.loads(events[-2])["notes"]["pieces"][0]["name"] == "returns" and json.loads(events[-2])["id"] == "1"
     assert [json.loads(event).get("usage") for event in events[1:-2]] == ([USAGE] if asked else [])

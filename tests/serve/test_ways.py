@@ -64,7 +64,6 @@ class Seen:
 
 
 def _alike(found: dict[str, bytes]) -> list[list[str]]:
-    """Return the groups of ways with equal logits."""
     groups = defaultdict(list)
     for way, bits in found.items():
         groups[bits].append(way)
@@ -100,8 +99,8 @@ def test_bits_follow_from_the_prompt(
             how = {"ask": True, "splice": skills, "errata": [value], "method": method}
             served.chat(messages, notes=how, max_tokens=1, max_think=0)
         with seen.way("chat"):
-            told = {"splice": skills, "errata": [value], "cache_salt": f"{method} {len(skills)} {asked}"}
-            served.chat(messages, notes=told, max_tokens=1)
+            body = {"splice": skills, "errata": [value], "cache_salt": f"{method} {len(skills)} {asked}"}
+            served.chat(messages, notes=body, max_tokens=1)
     ways = [found for found in seen.found.values() if len(found) > 1]
     every = {"erratum", "field", "session", "batch", "server"} | ({"chat"} if method == "field+erratum" else set())
     assert len([found for found in ways if every <= {*found}]) >= len(ASKED), [sorted(found) for found in ways]

@@ -17,24 +17,25 @@ HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
 def turn(*tokens: int, rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
     piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": tokens}
     changed = [[0, len(tokens)]]
-    line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "said": {}, "rows": rows}
-    return {**line, "rows_checksum": "?", "changed": changed, **more}
+    line = {"op": "turn", "question": "Why?", "pieces": [piece], "skills": [], "errata": {}, "rows": rows}
+    return {**line, "read_at": "", "rows_checksum": "?", "changed": changed, **more}
 
 
-def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], says: str = "") -> Any:
+def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[list[int]], pending: str = "") -> Any:
     parts = [{"first": first, "last": last, "tokens": tokens} for first, last, tokens in patches]
-    line = {"op": "edit", "field": "date", "value": value, "method": "field", "says": says, "skills": []}
-    return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else "", "rows_checksum": "?"}
+    line = {"op": "edit", "field": "date", "value": value, "method": "field", "pending": pending, "skills": []}
+    line |= {"patches": parts, "changed": changed, "read_at": ""}
+    return {**line, "rows": "0002.gguf" if changed else "", "rows_checksum": "?"}
 
 
 def forget(moves: Any) -> Any:
     """A line that cuts nothing and leaves no turns."""
     rest = {"system": "", "questions": [], "pieces": [], "skills": [], "values": {}, "pending": {}, "stated": []}
-    line = {"op": "forget", "method": "cut", "what": [], "rest": {**rest, "marks": {}, "heard": {}}, "moves": moves}
+    line = {"op": "forget", "method": "cut", "what": [], "rest": {**rest, "marks": {}, "read_at": {}}, "moves": moves}
     return {**line, "patches": [], "changed": [], "rows": "", "rows_checksum": ""}
 
 
-def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
+def turn_of(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
     """A turn of (kind, name, tokens)."""
     parts = [
         {"kind": kind, "name": name, "text": "x", "position": 0, "how": "decoded", "tokens": tokens}
@@ -46,9 +47,9 @@ def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: A
 def toggles() -> list[Any]:
     """Two errata of a date and one without a field, each with a question, and a third erratum that is pending."""
     return [
-        said(("splice", "returns", [1, 2]), ("question", "", [3])),
-        said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
-        said(("erratum", "date", [7, 8]), ("question", "", [9]), said={"date": "c"}),
+        turn_of(("splice", "returns", [1, 2]), ("question", "", [3])),
+        turn_of(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), errata={"date": "b"}),
+        turn_of(("erratum", "date", [7, 8]), ("question", "", [9]), errata={"date": "c"}),
     ]
 
 

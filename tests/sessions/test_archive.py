@@ -15,7 +15,7 @@ import pytest
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
-from notes_cli.sessions.archive import load, name_of, save
+from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.ledger import read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
@@ -211,7 +211,6 @@ def test_huge_sizes_are_believed_by_nobody(begun: SessionFolder, sessions: Sessi
 
 
 def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -> None:
-    """After Ctrl-C during the read, nothing has changed."""
 
     class Interrupted(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -248,14 +247,6 @@ def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:
     (begun.folder / "0001.gguf").unlink()
     with pytest.raises(SessionError, match=r"the rows 0001\.gguf are missing"):
         archived(begun)
-
-
-def test_names(tmp_path: Path) -> None:
-    """The default name is the file name, if that is a valid name."""
-    assert name_of(tmp_path / "mine.notes.tar") == name_of(Path("mine")) == "mine"
-    for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
-        with pytest.raises(SessionError, match=r"use lower-case letters and digits .* Give it another name"):
-            name_of(Path(name))
 
 
 def test_an_import_is_synced(begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:

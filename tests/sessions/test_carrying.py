@@ -83,7 +83,6 @@ def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Sk
 
 
 def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, skill: Skill) -> None:
-    """The larger context has the same state."""
     found = []
     for n_ctx in (256, 1024):
         workspace = make(n_ctx=n_ctx)
@@ -96,18 +95,6 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
             found.append(sequence.logits())
         Sessions(paths().sessions).remove("mine")
     assert np.allclose(*found, rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
-
-
-def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
-    """Appended in the prompt and in a later turn; earlier K/V is unchanged."""
-    workspace = make()
-    with held(workspace) as session:
-        sequence = begin(session, skill, "date=2026-07-01")
-        kinds = [piece.kind for piece in sequence.pieces]
-        assert carried(sequence) == ["returns"] and kinds.index("erratum") > kinds.index("splice")
-        answer(session, sequence)
-        assert session.edit("tier", "basic", Method("erratum")).method == "erratum"
-        assert carried(session.follow("And?", room=4)) == ["returns"]
 
 
 def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, skill: Skill) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ def sessions(tmp_path: Path) -> Sessions:
 
 @pytest.fixture
 def begun(sessions: Sessions) -> SessionFolder:
-    """A session of one turn."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         stored.next_rows.write_bytes(b"rows")
@@ -72,7 +70,6 @@ def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
 
 
 def _append(stored: SessionFolder, *lines: dict[str, Any]) -> None:
-    """Add lines to a ledger, with right checksums."""
     forge(stored.folder, lambda old: old.extend({"time": TIME, **line} for line in lines))
 
 
@@ -95,7 +92,10 @@ WRONG: list[list[dict[str, Any]]] = [
     *([edit("b", [(0, 1, [token])], [])] for token in (2**31, -1)),
     *([edit("b", [], [changed])] for changed in ([0, 10**15], ["0", "1"])),  # type: ignore[list-item]
     *([turn(token)] for token in (float("inf"), 4.0, "4", True)),  # type: ignore[arg-type]
-    *([turn(4, **part)] for part in ({"question": 7}, {"said": {"date": None}}, {"time": "tomorrow"}, {"time": None})),
+    *(
+        [turn(4, **part)]
+        for part in ({"question": 7}, {"errata": {"date": None}}, {"time": "tomorrow"}, {"time": None})
+    ),
     *([turn(4, rows=rows)] for rows in ([], None)),
     *([with_skill(**part)] for part in ({"tokens": 9}, {"position": (1 << 31) - 2, "tokens": 2}, {"tokens": 2.0})),
     *([with_skill(influence={"x": influence}, tokens=n)] for n, influence in ((1, ["1"]), (2, [1]))),
@@ -299,18 +299,6 @@ def test_names_in_any_script(sessions: Sessions) -> None:
         pass
     sessions.fork("grüße", "方針")
     assert sessions.names() == ["grüße", "方針"]
-
-
-def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
-    """Each file has all K/V, so older ones are deleted."""
-    with sessions.locked("mine", new=True) as stored:
-        stored.folder.mkdir(parents=True)
-        for number in range(1, 5):
-            stored.next_rows.write_bytes(b"rows")
-            stored.commit(
-                turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, prefix_only=True)
-            )
-    assert stored.kept() == ["0003.gguf", "0004.gguf"] and not (stored.folder / "0002.gguf").exists()
 
 
 def test_a_fork_shares_rows_and_nothing_else(begun: SessionFolder, sessions: Sessions) -> None:

@@ -57,7 +57,7 @@ def corrected(model: notes.Model, date: str = LATE) -> Corrected:
     return correct(model.workspace, errata_of(model), {"date": date})
 
 
-def said(model: notes.Model, name: str, **how: object) -> list[str]:
+def new_errata(model: notes.Model, name: str, **how: object) -> list[str]:
     """The errata pending for the next turn of a session."""
     with model.session(name) as session:
         turn = session.turns
@@ -77,14 +77,14 @@ def test_another_skill_of_the_name_is_not_corrected(
     other = {"same": WAS, "other": OWN}
     for name, date in other.items():
         path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")
-        assert said(model, f"before-{name}", splice=[str(path)]) == []
-    said(model, "mine", splice=[compiled])
+        assert new_errata(model, f"before-{name}", splice=[str(path)]) == []
+    new_errata(model, "mine", splice=[compiled])
     assert corrected(model).edited == ("mine",)
-    assert alone(model, compiled) and LATE in said(model, "mine")[0]
+    assert alone(model, compiled) and LATE in new_errata(model, "mine")[0]
     for name in other:
         path = str(tmp_path / name / "returns.md")
-        assert alone(model, path) == 0 and said(model, f"before-{name}") == []
-        assert said(model, f"after-{name}", splice=[path]) == []
+        assert alone(model, path) == 0 and new_errata(model, f"before-{name}") == []
+        assert new_errata(model, f"after-{name}", splice=[path]) == []
 
 
 def test_a_correction_follows_its_text(model: notes.Model, compiled: notes.Segment, text: Path, tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
     """Another text compiled later under the name is not corrected, and the compile reports that."""
     corrected(model)
     library_of(model).remove("returns")
-    told: list[Notice] = []
+    notices: list[Notice] = []
     path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
-    segment = model.compile(path, callbacks=Callbacks(on_notice=told.append))
+    segment = model.compile(path, callbacks=Callbacks(on_notice=notices.append))
     assert alone(model, segment) == 0
-    assert [str(one) for one in told if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
+    assert [str(one) for one in notices if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
 
 
 def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: not
     corrected(model)
     model.compile(written(text, date=OWN))
     assert alone(model, model.compile(written(text))) == 0
-    assert said(model, "mine", splice=["returns"]) == []
+    assert new_errata(model, "mine", splice=["returns"]) == []
     corrected(model, LATER)
     assert alone(model, "returns"), "it can be corrected again"
 
@@ -128,15 +128,15 @@ def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: n
         next(going)
         assert corrected(model).edited == ()
         list(going)
-    assert LATE in said(model, "racer")[0]
-    assert said(model, "racer") == [], "once"
+    assert LATE in new_errata(model, "racer")[0]
+    assert new_errata(model, "racer") == [], "once"
 
 
 def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
     """A session restored from a backup is corrected, and so is one that was locked, also after forgetting for good."""
     for name in ("away", "cut"):
-        said(model, name, splice=[compiled])
-        said(model, name)
+        new_errata(model, name, splice=[compiled])
+        new_errata(model, name)
     folder = model.workspace.paths.sessions / "away"
     shutil.copytree(folder, tmp_path / "kept")
     with model.session("cut"):
@@ -146,16 +146,16 @@ def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes
     with model.session("cut") as session:
         session.forget(2, method="suffix")
     for name in ("away", "cut"):
-        assert LATE in said(model, name)[0] and said(model, name) == []
+        assert LATE in new_errata(model, name)[0] and new_errata(model, name) == []
 
 
 def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.Segment) -> None:
     """A session's own later edit stays, also to the value of the text, and so does an undo."""
-    said(model, "edited", splice=[compiled])
-    said(model, "undone", splice=[compiled])
-    said(model, "forgotten", splice=[compiled])
+    new_errata(model, "edited", splice=[compiled])
+    new_errata(model, "undone", splice=[compiled])
+    new_errata(model, "forgotten", splice=[compiled])
     corrected(model)
-    assert said(model, "asked", splice=[compiled], errata=[f"date={OWN}"])
+    assert new_errata(model, "asked", splice=[compiled], errata=[f"date={OWN}"])
     with model.session("edited") as session:
         session.edit("date", WAS, "erratum")
     with model.session("undone") as session:
@@ -164,8 +164,8 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
         session.edit("date", OWN, "erratum")
         session.ask("And now?", max_tokens=1)
         session.forget(1, method="suffix")
-    assert LATE not in "".join(said(model, "edited"))
-    assert said(model, "undone") == said(model, "asked") == said(model, "forgotten") == []
+    assert LATE not in "".join(new_errata(model, "edited"))
+    assert new_errata(model, "undone") == new_errata(model, "asked") == new_errata(model, "forgotten") == []
     assert set(corrected(model, LATER).edited) == {"edited", "undone", "asked", "forgotten"}
 
 
@@ -176,15 +176,15 @@ def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled:
         next(going)
         corrected(model)
         list(going)
-    (only,) = said(model, "mine", errata=[f"returns.date={OWN}"])
-    assert OWN in only and said(model, "mine") == []
+    (only,) = new_errata(model, "mine", errata=[f"returns.date={OWN}"])
+    assert OWN in only and new_errata(model, "mine") == []
 
 
 def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: notes.Segment) -> None:
     """Also if a session sees the earlier one last."""
     names = ("p", "q")
     for name in names:
-        said(model, name, splice=[compiled])
+        new_errata(model, name, splice=[compiled])
     going = correcting(model.workspace, errata_of(model), {"date": LATE})
     next(going)
     corrected(model, LATER)
@@ -205,10 +205,10 @@ def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     assert times == sorted(times) and [one.value for one in errata.all()] == [LATER, LATE]
 
 
-@pytest.mark.parametrize("line", [{"heard": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
+@pytest.mark.parametrize("line", [{"read_at": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
 def test_a_ledger_of_anybodys(line: Line) -> None:
     """The time up to which errata were read is validated, too."""
-    turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "said": {"date": WAS}, "rows": "", "time": ""}
+    turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "errata": {"date": WAS}, "rows": ""}
     skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": [], "influence": {}}
     with pytest.raises((TypeError, ValueError)):
-        State().apply({**turn, "skills": [skill], **line})
+        State().apply({**turn, "read_at": "", "skills": [skill], **line})

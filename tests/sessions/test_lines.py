@@ -57,6 +57,5 @@ def test_a_reason_of_a_newer_notes_is_none() -> None:
 
 @pytest.mark.parametrize("line", [{key: [1]} for key in ("reason", "detail", "moved", "blocks", "selected")])
 def test_what_is_no_origin(line: dict[str, Any]) -> None:
-    """Invalid values are refused."""
     with pytest.raises((KeyError, TypeError)):
         origin_of(line)

@@ -78,11 +78,6 @@ def same(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bo
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def differing(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The positions whose K/V differs."""
-    return np.flatnonzero((one != other).any(axis=1))
-
-
 def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Normalised mean squared error."""
     return float(np.sum((found - wanted) ** 2) / np.sum(wanted**2))
@@ -153,7 +148,6 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     live: dict[str, Session] = {}
 
     def kept(name: str) -> Session:
-        """Opened once, and kept in memory."""
         if name not in live:
             live[name] = Session(make(n_ctx=size), SessionFolder(paths().sessions / name))
         return live[name]
@@ -218,8 +212,8 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
         assert list(session.state.pending) == ["date"]
         length = len(session.state.tokens)
         turn(session, skill, "And then?")
-        said = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
-        assert len(said) == 1 and "2026-08-28" in said[0]
+        stated = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
+        assert len(stated) == 1 and "2026-08-28" in stated[0]
         assert len(session.state.tokens) - length < 200 and not session.state.pending
         session.edit("date", "2026-09-01", Method())
         turn(session, skill, "So?", "date=2026-09-02")
@@ -262,8 +256,8 @@ def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
         session.keep("x")
         fields = session.state.fields
         assert (fields["returns.date"], fields["other.date"]) == ("2026-07-01", "2030-01-01") and "date" not in fields
-        (said,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
-        assert said.name == "returns.date" and "the date of returns is now 2026-07-01" in said.text
+        (stated,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
+        assert stated.name == "returns.date" and "the date of returns is now 2026-07-01" in stated.text
         edited = [entry.name for entry in session.state.entries if entry.kind == "edit"]
         assert edited == ["returns.date"] and session.state.stated == {"returns.date"}
 
@@ -276,29 +270,6 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
     forge(session.stored.folder, lambda lines: lines[1]["skills"][0].update(position=at + 1))
     with held(make()) as session, pytest.raises(SessionError, match="returns is not at its position"):
         session.edit("date", "2026-07-01", Method("field"))
-
-
-@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
-@pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
-def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: str, method: str) -> None:
-    """K/V of all but the field and the K tokens stays bit-identical, and so does another session."""
-    workspace = make(kind, cache)
-    with held(workspace) as session, held(workspace, "other") as other:
-        turn(session, skill, "Why?")
-        turn(other, skill, "Why not?")
-        before, aside = rows(session.sequence), rows(other.sequence)
-        done = session.edit("date", "2026-07-01", Method.parse(method))
-        assert same(rows(other.sequence), aside)
-        assert (done.origin.selected, done.origin.passed > 4, done.rows > 4) == (method.partition("@")[0], True, True)
-        changed = {int(p) for a, b in zip(before, rows(session.sequence), strict=True) for p in differing(a, b)}
-        part = session.state.skills[0]
-        span = next(span for span in part.fields if span.name == "date")
-        field = set(range(part.position + span.first, part.position + span.last))
-        assert changed & field and len(changed - field) <= 4 < len(changed)
-        assert all(part.position < position < part.position + part.tokens for position in changed)
-        after = rows(session.sequence)
-    with held(make(kind, cache)) as session:
-        assert same(rows(session.sequence), after)
 
 
 def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
@@ -329,8 +300,8 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
         toggled(session, skill, 28, 7)
-        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(said) == ["", "date", "tier"] and not session.state.superseded
+        stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
@@ -517,19 +488,6 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         turn(session, skill, "Where?")
 
 
-def test_another_model_or_cache_is_refused(make: Open, skill: Skill) -> None:
-    """The error has the difference, and the model that the session was begun with."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-    for workspace, message in (
-        (make("qwen2"), "was begun for architecture llama, this model is qwen2. Its model: /"),
-        (make(seed=1), "was begun with tiny llama"),
-        (make(cache="bf16"), "was begun with a f16/f16 K/V cache, this context keeps bf16/bf16"),
-    ):
-        with pytest.raises(SessionError, match=message), held(workspace):
-            pass
-
-
 @pytest.mark.parametrize("name", ["0001.gguf", "0002.gguf"])
 def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> None:
     """Missing, damaged or of another turn: one line with the remedy."""
@@ -571,24 +529,12 @@ def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
-    """An unknown field, the current value, a method that is not for sessions, a value of two lines."""
+    """A value of two lines, two values, the value of the text. (Names and methods: tests/messages.yaml.)"""
     with held(make()) as session:
         turn(session, skill, "Why?")
         ledger = session.stored.ledger.read_bytes()
-        for name, value, method, message in (
-            ("dat", "x", "erratum", "has a field 'dat'. Did you mean date\\? Known fields: date, tier"),
-            ("tier", "gold", "field", "tier is gold already"),
-            (
-                "tier",
-                "a",
-                "stale",
-                "is not for a session. Choose among field, selective, blend, erratum, field\\+erratum, suffix$",
-            ),
-            ("tier", "a", "block", "is not for a session"),
-            ("tier", "a\nb", "erratum", "more than one line"),
-        ):
-            with pytest.raises(NotesError, match=message):
-                session.edit(name, value, Method.parse(method))
+        with pytest.raises(NotesError, match="more than one line"):
+            session.edit("tier", "a\nb", ERRATUM)
         with pytest.raises(SkillError, match="tier is given two new values, 'a' and 'b'"):
             list(session.edits({"date": "x", "tier": "a", "returns.tier": "b"}))
         assert session.stored.ledger.read_bytes() == ledger
@@ -745,15 +691,17 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         session.edit("fees.tier", "gold", Method("erratum"))
         session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
         session.keep("x")
-        said = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
-        assert set(said) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
-        assert "the tier of fees is now gold" in said["fees.tier"] and "date of fees is now 9 May" in said["fees.date"]
+        stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
+        assert set(stated) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
+        assert (
+            "the tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
+        )
         values = {"returns.date": "9 May", "returns.tier": "basic", "fees.tier": "gold", "fees.date": "9 May"}
         assert session.state.fields == values
         session.follow("And?", ["returns.date=10 May"], room=8)
         session.keep("x")
-        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(said) == ["fees.date", "fees.tier", "returns.date", "returns.tier"]
+        stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(stated) == ["fees.date", "fees.tier", "returns.date", "returns.tier"]
         assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["10 May", "9 May"]
     with held(make()) as session:
         assert len(session.sequence) == len(session.state.tokens)
@@ -796,8 +744,8 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
         for number, value in enumerate(values):
             before, tokens = rows(session.sequence), session.state.tokens
             turn(session, skill, f"Q{number}", f"date={value}", "be kind")
-            said = [entry.text for entry in session.state.entries if entry.kind == "erratum" and entry.name]
-            assert len(said) == 1 and f"date is now {value}." in said[0]
+            stated = [entry.text for entry in session.state.entries if entry.kind == "erratum" and entry.name]
+            assert len(stated) == 1 and f"date is now {value}." in stated[0]
             assert f"date: {value}\n" in session.state.skills[0].text
             text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
             assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1

@@ -50,7 +50,6 @@ def ledger(session: Session) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The K/V files that sessions open."""
     opened: list[Path] = []
     real = session_kv.open_segment
 
@@ -101,22 +100,10 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
 
-    def told(one: Any) -> list[Any]:
+    def comparable(one: Any) -> list[Any]:
         return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
 
-    assert told(found) == told(profile) and found.methods == profile.methods
-
-
-def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
-    """The file is byte-identical, whatever the context held before."""
-    workspace = make()
-    before = compile_skill(workspace, OTHER)
-    with held(workspace) as session:
-        turn(session, skill, "Why?")
-        session.edit("date", "July 2nd", Method.parse("field"))
-    workspace.context.clear()
-    after = compile_skill(workspace, OTHER)
-    assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(before.layers, after.layers, strict=True))
+    assert comparable(found) == comparable(profile) and found.methods == profile.methods
 
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
@@ -150,7 +137,6 @@ def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening K/V files fails."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("rows were read from disk")

@@ -98,11 +98,9 @@ MISTRAL = (
 
 @pytest.fixture
 def templates() -> SimpleNamespace:
-    """Return the Jinja sources by name."""
     return SimpleNamespace(CHATML=CHATML, QWEN=QWEN, LLAMA3=LLAMA3, GEMMA=GEMMA, DROPS=DROPS, MISTRAL=MISTRAL)
 
 
 @pytest.fixture
 def chatml() -> ChatTemplate:
-    """Return the template of the shipped model."""
     return ChatTemplate(CHATML)

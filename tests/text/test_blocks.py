@@ -28,12 +28,10 @@ last line"""
 
 
 def letters(text: str) -> list[bytes]:
-    """Return a token for each byte."""
     return [bytes([byte]) for byte in text.encode()]
 
 
 def parts(text: str, blocks: Blocks, tokens: list[bytes] | None = None) -> list[str]:
-    """Return the text of each block."""
     tokens = letters(text) if tokens is None else tokens
     starts = block_starts(text, tokens, blocks) or (0,)
     assert starts[0] == 0 and all(one < other for one, other in pairwise(starts))
@@ -45,12 +43,6 @@ def test_before_each_heading() -> None:
     found = parts(TEXT, "headings")
     assert [part.split("\n")[0] for part in found] == ["Intro.", "# One", "  ## Two"]
     assert "".join(found) == TEXT
-
-
-def test_without_headings() -> None:
-    for text in ("# Only one\n\ntext", "no heading"):
-        with pytest.raises(SkillError, match="no headings to cut it at"):
-            block_starts(text, letters(text), "headings")
 
 
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:

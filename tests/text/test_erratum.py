@@ -11,7 +11,6 @@ from notes_cli.text.erratum import (
     Erratum,
     Known,
     Reference,
-    of_fields,
     parse_erratum,
     read_errata,
     shipped_wordings,
@@ -163,16 +162,6 @@ def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> No
 def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
     with pytest.raises(SkillError, match=says):
         read_errata([text], TWO)
-
-
-def test_a_field_and_its_value_are_no_words() -> None:
-    """Fields from a program are looked up as they are."""
-    for errata in ({"shipping fee": "2"}, {"date: x": "1"}):
-        with pytest.raises(SkillError, match="no spliced skill has a field"):
-            parse_erratum(*of_fields(errata), KNOWN)
-    for wrong in ({"": "x"}, {"a=b": "x"}):
-        with pytest.raises(SkillError, match="no field is called so"):
-            of_fields(wrong)
 
 
 def test_wordings() -> None:

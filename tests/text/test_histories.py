@@ -4,16 +4,111 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from bench.templates import HISTORIES, ours
+from notes_cli.errors import NotesError
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.text.messages import Conversation
 from notes_cli.text.prompt import Chunk, build
 
 from .test_tools import SOURCES, template_of
+
+Json = dict[str, Any]
+CODE = 'for x in ["<a>", "b|c"]:\n    print({x: f"{x!r}"})  # 1 < 2 & 3 > 2'
+RUN: Json = {"code": CODE, "path": "src/<main>.py", "deep": {"a": [1, None, {"b": "c|d"}]}, "times": 3, "on": True}
+TOOLS: list[Json] = [
+    {
+        "name": "run",
+        "description": "Runs <code> in {a} [sandbox] | and prints what it prints.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "description": "The <code>."},
+                "path": {"type": ["string", "null"], "default": None},
+                "times": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]},
+                "kind": {"enum": ["fast", "<slow>"]},
+                "deep": {"type": "object", "additionalProperties": True},
+                "list": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+    },
+    {"name": "now", "description": "The time."},
+    {"name": "files", "parameters": {}},
+    {"name": "ping", "description": "Pings.", "parameters": {"type": "object", "properties": {}}},
+]
+ASK: Json = {"role": "user", "content": "Which files are there?"}
+MORE: Json = {"role": "user", "content": "And the largest?"}
+ANSWER: Json = {"role": "assistant", "content": "There are four."}
+SYSTEM: Json = {"role": "system", "content": "You work in a repository."}
+MISSING = object()  # no id, no arguments, no content
+FIRST, SECOND = "abcdefgh1", "abcdefgh2"
+
+
+def call(key: object, name: str, arguments: object) -> Json:
+    function = {"name": name} | ({} if arguments is MISSING else {"arguments": arguments})
+    return {"type": "function", "function": function} | ({} if key is MISSING else {"id": key})
+
+
+def calls(*given: Json, content: object = None) -> Json:
+    return {"role": "assistant", "tool_calls": [*given]} | ({} if content is MISSING else {"content": content})
+
+
+def result(key: object, content: object = '{"out": "<a>\\n[1]"}') -> Json:
+    return {"role": "tool", "content": content} | ({} if key is MISSING else {"tool_call_id": key})
+
+
+def request(*messages: Json, tools: Sequence[Json] = TOOLS, **more: Any) -> Json:
+    listed = [{"type": "function", "function": tool} for tool in tools]
+    return {"messages": [*messages], **({"tools": listed} if listed else {}), **more}
+
+
+TEXT = json.dumps(RUN)
+FOREIGN, OTHER = "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9"
+HISTORIES: dict[str, Json] = {
+    "calls, and no tools": request(ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), tools=()),
+    "calls in an earlier turn, and no tools": request(
+        SYSTEM, ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), ANSWER, MORE, tools=()
+    ),
+    'tool_choice "none"': request(ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), MORE, tool_choice="none"),
+    "arguments {} and null": request(
+        ASK,
+        *(calls(call(FIRST, "now", "{}")), result(FIRST)),
+        *(calls(call(SECOND, "ping", {})), result(SECOND)),
+        *(calls(call("abcdefgh3", "now", None)), result("abcdefgh3")),
+    ),
+    'arguments "" or missing': request(
+        ASK, calls(call(FIRST, "now", "")), result(FIRST), calls(call(SECOND, "ping", MISSING)), result(SECOND)
+    ),
+    "ids of other servers": request(
+        ASK, calls(call(FOREIGN, "run", TEXT)), result(FOREIGN), calls(call(OTHER, "run", TEXT)), result(OTHER)
+    ),
+    "no ids": request(ASK, calls(call(MISSING, "run", TEXT)), result(MISSING)),
+    "contents null, missing, in parts": request(
+        {"role": "user", "content": [{"type": "text", "text": "Which files"}, {"type": "text", "text": "are there?"}]},
+        *(calls(call(FIRST, "run", TEXT), content=MISSING), result(FIRST, None)),
+        *(calls(call(SECOND, "run", RUN), content="I look.\n"), result(SECOND, [{"type": "text", "text": "<a>"}])),
+    ),
+    "parallel calls, results reversed": request(
+        ASK, calls(call(FIRST, "run", TEXT), call(SECOND, "now", "{}")), result(SECOND, "noon"), result(FIRST), MORE
+    ),
+    "a call without its result, a result without its call": request(
+        ASK, calls(call(FIRST, "run", TEXT)), MORE, ANSWER, ASK, result(SECOND)
+    ),
+    "tools without parameters, one required": request(ASK, tools=TOOLS[1:], tool_choice="required"),
+    "system, developer, text beside calls, rounds": request(
+        SYSTEM,
+        {"role": "developer", "content": "Be <brief>."},
+        ASK,
+        *(calls(call(FIRST, "run", TEXT), content="I'll <look>."), result(FIRST)),
+        *(calls(call(SECOND, "now", "{}"), content=""), result(SECOND, "")),
+        *(ANSWER, MORE, calls(call("abcdefgh3", "ping", "{}")), result("abcdefgh3", "pong")),
+    ),
+}
 
 ENDLESS = {  # a macro of these calls itself for ever where a property has no type
     "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -40,7 +135,8 @@ def test_each_history_has_a_prompt(name: str) -> None:
     """It contains the names of called tools, the results and all other texts, none of it read as control tokens."""
     for history, given in HISTORIES.items():
         if name in ENDLESS and not typed(history):
-            assert "nested too deeply" in ours(SOURCES[name], name, given)
+            with pytest.raises(NotesError, match="nested too deeply"):
+                prompt_of(name, history)
             continue
         chunks = prompt_of(name, history)
         text = "".join(chunk.text for chunk in chunks)

@@ -10,7 +10,6 @@ import pytest
 from notes_cli.errors import NotesError
 from notes_cli.text.messages import (
     Conversation,
-    ErratumPart,
     Message,
     SkillPart,
     TextPart,
@@ -24,54 +23,6 @@ USER = user_message("Q?")
 ANSWER = Message("assistant", (TextPart("A"),))
 CALL = Message("assistant", (), (ToolCall("1", "look", {"at": "x"}),))
 RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
-
-
-def test_a_question_is_messages() -> None:
-    """`asking` puts skills and their errata in the system message, or late, before the question."""
-    turns = [("Q1?", " A1")]
-    given = {"system": "S", "skills": ["a"], "after_skills": ["N."], "before_question": ["E."], "turns": turns}
-    early = asking("Q?", **given)  # type: ignore[arg-type]
-    skills, asked = (SkillPart("a"), ErratumPart("N.")), (ErratumPart("E."), TextPart("Q?"))
-    earlier = (user_message("Q1?"), Message("assistant", (TextPart(" A1"),)))
-    assert early.messages == (Message("system", (TextPart("S"), *skills)), *earlier, Message("user", asked))
-    late = asking("Q?", **given, place="late")  # type: ignore[arg-type]
-    assert late.messages == (SYSTEM, *earlier, Message("user", (*skills, *asked)))
-    assert asking("Q?", system=" \n").messages == (USER,)
-    with pytest.raises(NotesError, match="no place 'middle'"):
-        asking("Q?", skills=["a"], place="middle")
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        (USER,),
-        (SYSTEM, USER, ANSWER, USER),
-        (USER, USER),
-        (USER, CALL, RESULT),
-        (USER, CALL, RESULT, USER),
-        (USER, CALL, RESULT, CALL, RESULT),
-        (SYSTEM, USER, CALL, RESULT, ANSWER, USER),
-        (USER, SYSTEM),
-        (SYSTEM, SYSTEM, USER),
-        (ANSWER, USER),
-        (USER, ANSWER, ANSWER, USER),
-        (USER, CALL, USER),
-        (USER, CALL, USER, RESULT),
-        (USER, Message("assistant", (), (*CALL.tool_calls, ToolCall("2", "find"))), RESULT),
-    ],
-)
-def test_what_can_be_answered(messages: tuple[Message, ...]) -> None:
-    """Questions and results of tools are, with missing results too; a result gets the name of its tool."""
-    found = Conversation(messages).messages
-    assert [message.role for message in found] == [message.role for message in messages]
-    assert all(message.name == "look" for message in found if message.role == "tool")
-
-
-def test_a_system_message_that_says_nothing() -> None:
-    """It is dropped, so that the template's default stays."""
-    assert Conversation((Message("system", (TextPart(" "),)), USER)).messages == (USER,)
-    skill = Message("system", (TextPart(" "), SkillPart("a")))
-    assert Conversation((skill, USER)).messages == (skill, USER)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +55,7 @@ def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> No
 
 
 def test_results_and_calls() -> None:
-    """A result without its call, as in a shortened history, stays one. Some servers count ids from 0 in each answer: a
-    result belongs to the latest call."""
+    """A result without its call stays one; where ids are counted from 0 it belongs to the latest call."""
     assert Conversation((USER, RESULT)).messages == (USER, RESULT)
     other = Message("assistant", (), (ToolCall("1", "find"),))
     twice = Message("assistant", (), (ToolCall("1", "look"), ToolCall("1", "find")))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes_cli.text.names import MAX_BYTES, MAX_NAME, is_name, name_of, objection, typed
+from notes_cli.text.names import MAX_BYTES, MAX_NAME, is_name, name_of, objection
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,6 @@ from notes_cli.text.names import MAX_BYTES, MAX_NAME, is_name, name_of, objectio
 def test_a_word_gives_a_name(word: str, name: str) -> None:
     """Letters of every script stay, in lower case; invisible characters and path separators do not."""
     assert name_of(word) == name
-
-
-def test_both_forms_of_a_letter_are_one_name() -> None:
-    """macOS spells an umlaut as two characters, a keyboard as one."""
-    apart = unicodedata.normalize("NFD", "rückgabe")
-    assert apart != "rückgabe" and name_of(apart) == typed(apart) == "rückgabe"
-    assert is_name("rückgabe") and not is_name(apart)
 
 
 @pytest.mark.parametrize("char", ["x", "規", "\U00020000", "u\u0308\u0323", "नि"])

@@ -79,31 +79,6 @@ def test_no_empty_system_message(templates: SimpleNamespace) -> None:
     assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
 
 
-def test_a_later_turn(chatml: ChatTemplate) -> None:
-    assert shown(next_turn(chatml, [user_message("Q2?")])) == [
-        ("question", "<|im_end|>\n<|im_start|>user\nQ2?<|im_end|>\n<|im_start|>assistant\n")
-    ]
-    assert shown(next_turn(chatml, [user_message("Q2?", errata=["One.", "Two."])])) == [
-        ("text", "<|im_end|>\n<|im_start|>user\n"),
-        ("erratum", "One."),
-        ("erratum", "\n\nTwo."),
-        ("question", "\n\nQ2?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
-
-
-def test_earlier_turns(chatml: ChatTemplate) -> None:
-    """A conversation built from its texts equals one that grew by turns."""
-    chunks = build(chatml, asking("Q3?", skills=["a"], turns=[("Q1?", "A1"), ("Q2?", "A2")]))
-    grown = [
-        *build(chatml, asking("Q1?", skills=["a"])),
-        Chunk("text", (Run("A1", False),)),
-        *next_turn(chatml, [user_message("Q2?")]),
-        Chunk("text", (Run("A2", False),)),
-        *next_turn(chatml, [user_message("Q3?")]),
-    ]
-    assert chunks == grown
-
-
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
 def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespace, source: str) -> None:
     """For every shape of template, also without a system role, with skills early and late."""
@@ -153,13 +128,6 @@ def test_user_text_is_never_special(chatml: ChatTemplate) -> None:
     assert not any("Obey" in run.text for run in runs if run.special)
 
 
-def test_a_template_that_takes_contents_apart() -> None:
-    """Its output cannot be located next to the text, so it is refused."""
-    source = "{% for m in messages %}{{ m.content }}{{ m.content[:-1] }}{% endfor %}"
-    with pytest.raises(ModelError, match="takes apart"):
-        build(ChatTemplate(source), asking("Q?"))
-
-
 def test_a_prefilled_answer_is_where_the_template_has_answers() -> None:
     """In all templates of llama.cpp that have answers after their generation prompt; in the others it follows that."""
     talk = [{"role": "user", "content": "May I?"}, {"role": "assistant", "content": "Well, yes"}]
@@ -192,8 +160,7 @@ def spoken(shape: str) -> list[dict[str, Any]]:
 
 
 def expected(source: str, shape: str, answers: str) -> str | None:
-    """Return the template's output with answers (at the nonblank `answers`) after the generation prompt. None if it
-    refuses, drops or moves a message."""
+    """The template's output, answers after the generation prompt; None if it refuses, drops or moves a message."""
     talk = spoken(shape)
     text = plainly(source, talk, True)
     if text is None:

@@ -6,7 +6,7 @@ import pytest
 
 from notes_cli.text.messages import asking
 from notes_cli.text.prompt import build, generation_prompt
-from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning, reasoning_of, shipped_table
+from notes_cli.text.reasoning import Reasoning, reasoning_of, shipped_table
 from notes_cli.text.template import ChatTemplate
 
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE
@@ -64,49 +64,6 @@ def test_an_answer_inside_the_chain() -> None:
     found = tiny.found("So the return is refused. The date is 1. So the return is accepted.")
     assert found and found[1] == "accepted"
     assert tiny.found("So the return is") is None and Reasoning().found("So the return is accepted.") is None
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-@pytest.mark.parametrize(
-    ("text", "before", "found", "rest"),
-    [
-        ("a<b></think>\n\nYes", "a<b>", True, "\n\nYes"),
-        ("</think>", "", True, ""),
-        ("a </thin", "a </thin", False, ""),
-        ("<</think>", "<", True, ""),
-    ],
-)
-def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, found: bool, rest: str) -> None:
-    """The text before it is emitted, including partial matches, but never a part of the mark."""
-    until, given = MarkSplitter("</think>"), ""
-    for at in range(0, len(text), size):
-        given += until.feed(text[at : at + size])
-        assert not given.endswith("</") or not found
-    given += until.flush()
-    assert (given, until.found) == (before, found)
-    assert until.rest == rest
-    none = MarkSplitter("")  # of a model without marks
-    assert none.feed(text) + none.flush() == text and not none.found
-
-
-@pytest.mark.parametrize("size", [1, 4, 100])
-@pytest.mark.parametrize(
-    ("text", "shown", "found"),
-    [
-        ("\n<think>\nHm", "", True),
-        ("<thin air", "<thin air", False),
-        ("Yes <think>", "Yes <think>", False),
-        ("<th", "<th", False),
-    ],
-)
-def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, found: bool) -> None:
-    """An answer with the mark further on is still an answer."""
-    begins, given = LeadingMark("<think>\n"), ""
-    for at in range(0, len(text), size):
-        given += begins.feed(text[at : at + size])
-        if begins.found:
-            break
-    assert (given + begins.flush(), begins.found) == (shown, found)
 
 
 def test_the_table_that_ships_is_whole() -> None:

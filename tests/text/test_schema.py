@@ -14,12 +14,10 @@ from ..schemas import REFUSED
 
 
 def inner(grammar: str) -> Any:
-    """Return the schema in a grammar."""
     return json.loads(grammar.partition("%json ")[2])
 
 
 def arguments(schema: Any, *, strict: bool = False) -> Any:
-    """Return the schema of the arguments of a tool."""
     found = inner(calls_grammar({"odd": schema}, {"odd"} if strict else ()))
     return {"$defs": found["$defs"], **found["properties"]["arguments"]}
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import SAMPLES, with_values
+from samples import with_values
 
 from notes_cli.config import skill_folders
 from notes_cli.errors import SkillError
 from notes_cli.text import skill
-from notes_cli.text.skill import find_skills, joined, load_skill, load_source, parse_skill, skill_sources
+from notes_cli.text.skill import find_skills, joined, load_skill, parse_skill, skill_sources
 
 from ..refused import refused
 
@@ -52,13 +51,6 @@ def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
     assert load_skill(tmp_path / "pdf-tools").name == "pdf-tools"
     with pytest.raises(SkillError, match=r"has no SKILL\.md"):
         load_skill(tmp_path)
-
-
-def test_standard_input() -> None:
-    assert load_skill("-", stdin=io.BytesIO(b"plan: gold")).name == "stdin"
-    assert load_skill("-", name="Plans", stdin=io.BytesIO(b"plan: gold")).name == "plans"
-    with pytest.raises(SkillError, match="nothing to read on standard input"):
-        load_skill("-")
 
 
 def test_lenient_with_warnings(tmp_path: Path) -> None:
@@ -124,16 +116,6 @@ def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load_skill(write(tmp_path, "model.gguf", b"x" * 11))
 
 
-def test_with_values_moves_every_span() -> None:
-    """A corrected skill is a new text with updated spans."""
-    skill = parse_skill(FRONT + "{{date}}: {{amount}} until {{date}}", source="s", default="s")
-    new = with_values(skill, {"date": "1 July 2026"})
-    assert new.text == "1 July 2026: 120 until 1 July 2026"
-    assert [new.text[f.start : f.end] for f in new.fields] == ["1 July 2026", "120", "1 July 2026"]
-    assert skill.text == "2026-06-01: 120 until 2026-06-01"
-    assert with_values(new, {"date": "2026-06-01"}) == skill
-
-
 def test_a_name_in_any_script(tmp_path: Path) -> None:
     for name in ("規則", "rückgabe", "λόγος"):
         skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
@@ -158,20 +140,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     except SkillError:
         return
     assert all(skill.text[f.start : f.end] == f.value for f in skill.fields)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("returns", {"date": "2026-05-01", "tier": "gold", "amount": "120"}),
-        ("support", {"plan": "family", "season": "winter", "renewal": "2026-09-10"}),
-        ("delivery.txt", {"distance": "240", "total": "120", "category": "books"}),
-        ("skill.txt", {"date": "2026-05-01", "channel": "store"}),
-    ],
-)
-def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
-    skill = load_skill(SAMPLES / name)
-    assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
 
 def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
@@ -220,22 +188,10 @@ def test_texts_are_in_order_and_fields_where_they_are() -> None:
     assert len(both.warnings) == 1 and "'tier' has different values in a, b" in both.warnings[0]
 
 
-def test_it_is_read_again_from_its_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text(f"This is {name}.")
-    skills = [load_skill(tmp_path / f"{name}.txt") for name in ("b", "a")]
-    both = joined(skills, "ab")
-    (tmp_path / "a.txt").write_text("This is new.")
-    again = load_source(both.source, "ab")
-    assert again.name == "ab" and again.text == "This is b.\n\nThis is new." and again.source == both.source
-    assert load_source(str(tmp_path / "a.txt")).text == "This is new."
-
-
 # Skills in the folders of agents.
 
 
 def put(folder: Path, name: str, text: str = "A rule.", description: str = "What it does.") -> Path:
-    """Write a skill by the specification; return its folder."""
     (folder / name).mkdir(parents=True)
     (folder / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{text}\n")
     return folder / name
@@ -243,7 +199,6 @@ def put(folder: Path, name: str, text: str = "A rule.", description: str = "What
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Make a repository with a package; return its root."""
     (tmp_path / "project" / ".git").mkdir(parents=True)
     (tmp_path / "project" / "package" / "source").mkdir(parents=True)
     return tmp_path / "project"
@@ -287,21 +242,6 @@ def test_two_skills_that_are_equally_near(project: Path) -> None:
     assert found["copied"].problem is None and found["linked"].problem is None
     problem = found["pdf"].problem
     assert problem and str(agents / "pdf") in str(problem) and str(claude / "pdf") in str(problem)
-
-
-def test_what_is_no_skill_is_left_out_and_what_is_broken_has_a_problem(project: Path) -> None:
-    """Files and folders without SKILL.md are ignored; unclosed front matter is reported."""
-    folder = project / ".agents" / "skills"
-    put(folder, "good")
-    (folder / "README.md").write_text("none")
-    (folder / "empty").mkdir()
-    (folder / "broken").mkdir()
-    (folder / "broken" / "SKILL.md").write_text("---\nname: x\n")
-    (folder / "plain").mkdir()
-    (folder / "plain" / "SKILL.md").write_text("No front matter.")
-    found = {one.name: one for one in find_skills(skill_folders(project))}
-    assert list(found) == ["broken", "good", "plain"]
-    assert "not closed" in str(found["broken"].problem) and found["plain"].problem is None
 
 
 def test_a_folder_with_too_much_in_it_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

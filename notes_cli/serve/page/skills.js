@@ -5,7 +5,7 @@ import { ServerError, get, post } from "./server.js";
 
 const chosen = []; // names, in the order of the prompt
 const corrections = new Map(); // "skill.field" -> current value
-const told = new Map(); // "skill.field" -> value in the last erratum of this conversation
+const stated = new Map(); // "skill.field" -> value in the last erratum of this conversation
 const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
 let sentences = []; // corrections of the server's options that are of no field
@@ -16,7 +16,7 @@ let openText = () => {};
 export function prompted() {
   const held = [...corrections].filter(([name]) => chosen.some((skill) => name.startsWith(`${skill}.`)));
   const written = (pairs) => pairs.map(([name, value]) => `${name}=${value}`);
-  const news = written(held.filter(([name, value]) => told.get(name) !== value));
+  const news = written(held.filter(([name, value]) => stated.get(name) !== value));
   return { splice: [...chosen], errata: [...sentences, ...written(held)], news };
 }
 
@@ -37,14 +37,14 @@ export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[f
 export function wereTold(errata) {
   for (const erratum of errata) {
     const [name] = erratum.split("=", 1);
-    told.set(name, erratum.slice(name.length + 1));
+    stated.set(name, erratum.slice(name.length + 1));
   }
   document.dispatchEvent(new CustomEvent("prompted"));
 }
 
 // Begin a conversation, without the corrections that repeat the field's own value.
 export function newConversation() {
-  told.clear();
+  stated.clear();
   for (const skill of skills) {
     for (const field of Object.keys(skill.fields ?? {})) {
       if (correction(skill.name, field) === holds(skill, field)) corrections.delete(`${skill.name}.${field}`);
@@ -173,7 +173,7 @@ function correct(name, value, original) {
   const id = `field-${name}`;
   byId(id).value = byId(id).defaultValue; // no longer a draft
   notes.delete(name);
-  if (value === original && !told.has(name)) corrections.delete(name);
+  if (value === original && !stated.has(name)) corrections.delete(name);
   else corrections.set(name, value); // also the original value, if the model has read another one
   show();
   announce(`${name} is ${value} from the next question on.`);
@@ -184,7 +184,7 @@ async function tellAll(skill, field, value) {
   const name = `${skill}.${field}`;
   try {
     const found = await post("v1/notes/errata", { skill, field, value });
-    const where = [count(found.told, "live conversation"), count(found.sessions.length, "session")];
+    const where = [count(found.conversations, "live conversation"), count(found.sessions.length, "session")];
     notes.set(name, el("span", { role: "status" }, `Everyone is told: ${where.join(", ")}, and all new ones.`));
     corrections.delete(name);
     await load();

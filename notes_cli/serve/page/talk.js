@@ -18,20 +18,20 @@ export function clear() {
   byId("turns").replaceChildren();
 }
 
-// Ask a question. `setting` returns the current { model, system, sampling, splice, errata, news }; `told` is called with
-// the errata once the model has read them.
-export async function ask(question, setting, told) {
+// Ask a question. `setting` returns the current { model, system, sampling, splice, errata, news }; `report` is called
+// with the errata once the model has read them.
+export async function ask(question, setting, report) {
   const view = turnView(question, setting().model.id);
   byId("turns").append(view.node);
   const again = () => {
     if (busy()) return;
     view.node.remove();
-    ask(question, setting, told);
+    ask(question, setting, report);
   };
-  await answer(question, setting(), view, again, told);
+  await answer(question, setting(), view, again, report);
 }
 
-async function answer(question, { model, system, sampling, splice, errata, news }, view, again, whenTold) {
+async function answer(question, { model, system, sampling, splice, errata, news }, view, again, whenStated) {
   running = new AbortController();
   document.dispatchEvent(new CustomEvent("busy"));
   const body = {
@@ -45,7 +45,7 @@ async function answer(question, { model, system, sampling, splice, errata, news 
   if (news.length) view.said(news);
   let cut = false;
   let used = {};
-  let told = null;
+  let report = null;
   try {
     for await (const chunk of stream("v1/chat/completions", body, running.signal)) {
       const [choice] = chunk.choices ?? [];
@@ -53,12 +53,12 @@ async function answer(question, { model, system, sampling, splice, errata, news 
       if (choice?.delta?.content) view.write(choice.delta.content);
       if (choice?.finish_reason === "length") cut = true;
       used = chunk.usage ?? used;
-      if (chunk.notes?.pieces) told = chunk.notes;
+      if (chunk.notes?.pieces) report = chunk.notes;
     }
     view.end(cut ? whyCut(used, model.max_model_len, sampling.max_tokens) : "");
-    whenTold(errata);
-    if (told) view.cost(told);
-    announce(`Answer: ${view.text()}${told ? `. ${sentence(told.pieces)}` : ""}`);
+    whenStated(errata);
+    if (report) view.cost(report);
+    announce(`Answer: ${view.text()}${report ? `. ${sentence(report.pieces)}` : ""}`);
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     view.end("");
@@ -136,9 +136,9 @@ function turnView(question, model) {
       const wait = error.wait ? ` Try again in ${count(error.wait, "second")}.` : "";
       after.append(el("p", { class: "error", role: "alert", title: error.detail || null }, error.message.replace(/\w$/, "$&.") + wait, " ", button));
     }),
-    cost: (told) => follow(() => after.append(
-      ...(told.notices ?? []).map((notice) => el("p", { class: "quiet" }, notice)),
-      strip(told.pieces, { ms: told.ms?.prompt ?? null }))),
+    cost: (report) => follow(() => after.append(
+      ...(report.notices ?? []).map((notice) => el("p", { class: "quiet" }, notice)),
+      strip(report.pieces, { ms: report.ms?.prompt ?? null }))),
   };
 }
 

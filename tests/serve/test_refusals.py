@@ -14,7 +14,7 @@ from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
 from notes_cli.text.erratum import OfField
 
-from .conftest import QUESTION, Json, Served, started, told
+from .conftest import QUESTION, Json, Served, reply_text, started
 
 ASK: Json = {"role": "user", "content": QUESTION}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -30,7 +30,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
         reply = correct("date", value)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "value"
         assert says in reply.json()["error"]["message"]
-    assert told(own.ask(splice=["returns"])) == "accepted"
+    assert reply_text(own.ask(splice=["returns"])) == "accepted"
     text = "".join(f"k{number}: v\n" for number in range(9)) + "\n- If the k1 is v then the fee is normal.\n"
     assert own.http.post("/v1/notes/compile", json={"name": "many", "text": text}).status_code == 200
     replies = [correct(f"k{number}", "~" * 200) for number in range(9)]
@@ -117,7 +117,7 @@ def test_a_single_question_leaves_nothing_for_others(served: Served) -> None:
     notes: Json = {"ask": True, "splice": ["returns"], "fields": {"date": "2026-07-01"}, "method": "field"}
     served.chat([ASK], notes=notes)
     assert served.at_context(lambda: served.scheduler.workspace.context.n_free) == free
-    assert told(served.ask(splice=["returns"])) == "accepted"
+    assert reply_text(served.ask(splice=["returns"])) == "accepted"
 
 
 NAMELESS = {"id": "c1", "type": "function", "function": {"name": "", "arguments": "{}"}}

@@ -62,7 +62,6 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Force the model's next answers to these texts."""
 
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model
@@ -78,16 +77,6 @@ def create(served: Served, **given: Any) -> Any:
 
 def held(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
-
-
-def test_a_json_schema(served: Served) -> None:
-    found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
-    for choice in found.choices:
-        assert choice.finish_reason == "stop"
-        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
-    whole = create(served, response_format=held(SCHEMA)).choices[0].message.content
-    chunks = create(served, response_format=held(SCHEMA), stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
 
 
 def test_a_grammar(served: Served) -> None:
@@ -150,7 +139,7 @@ def test_a_template_without_tools(served: Served) -> None:
     [notice] = reply.model_extra["notes"]["notices"]
     assert "has no tools: the prompt describes them in a general form" in notice
     assert reply.usage.prompt_tokens > 100
-    _, calls, reason = told(create(served, tools=TOOLS, tool_choice="required"), False)
+    _, calls, reason = read_reply(create(served, tools=TOOLS, tool_choice="required"), False)
     assert reason == "tool_calls" and len(calls) == 1
 
 
@@ -159,18 +148,18 @@ def test_a_call_after_the_beginning_of_an_answer(qwen: Served, script: Script, s
     """The text goes on, its blanks too, and a call may follow; what begins a bare call elsewhere is text here."""
     begun = {"messages": [*ASKED, {"role": "assistant", "content": "I'll"}], "tools": TOOLS, "stream": stream}
     script(' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    text, [(_, name, arguments)], reason = told(create(qwen, **begun), stream)
+    text, [(_, name, arguments)], reason = read_reply(create(qwen, **begun), stream)
     assert (text, name, reason) == (" look.", "get_weather", "tool_calls") and json.loads(arguments) == {
         "city": "Paris"
     }
     bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
     script(bare)
-    assert told(create(qwen, **begun), stream) == (bare, [], "stop")
+    assert read_reply(create(qwen, **begun), stream) == (bare, [], "stop")
     script("<think>\nHm.\n</think>")
-    assert told(create(qwen, **begun), stream)[0] == "<think>\nHm.\n</think>"
+    assert read_reply(create(qwen, **begun), stream)[0] == "<think>\nHm.\n</think>"
 
 
-def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str]:
+def read_reply(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str]:
     """Return the text, the calls and the finish reason, whole or joined from chunks."""
     if not stream:
         choice = reply.choices[0]
@@ -194,24 +183,24 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
         ("required", set(schemas)),
         ({"type": "function", "function": {"name": "add"}}, {"add"}),
     ):
-        text, calls, reason = told(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
+        text, calls, reason = read_reply(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
         assert (text, reason, len(calls)) == ("", "tool_calls", 1) and calls[0][1] in names
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
 
 
-def test_tools_that_are_allowed(qwen: Served) -> None:
-    """Only these can be called; the model sees all of them, so that the prefix stays the same."""
-    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
-    for seed in range(3):
-        choice, sampling = allowed("required", "add", "get_time"), {"temperature": 2, "seed": seed}
-        _, [call], _ = told(create(qwen, tools=TOOLS, tool_choice=choice, **sampling), False)
-        assert call[1] in ("add", "get_time")
-        jsonschema.validate(json.loads(call[2]), schemas[call[1]])
-    every = create(qwen, tools=TOOLS, max_tokens=1).usage
-    for mode in ("auto", "required"):
-        shown = create(qwen, tools=TOOLS, tool_choice=allowed(mode, "add"), max_tokens=1).usage
-        assert shown.prompt_tokens == every.prompt_tokens
-        assert shown.prompt_tokens_details.cached_tokens >= every.prompt_tokens - 1
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_must_be_and_is_cut(qwen: Served, script: Script, stream: bool) -> None:
+    """It has the beginning of its arguments; before the end of its name it is text."""
+    whole, model = '{"name": "add", "arguments": {"a": 1, "b": 2}}', qwen.scheduler.workspace.model
+    tokens = model.tokenize(whole)
+    for limit in (2, len(tokens) - 4):
+        script(whole)
+        begun = b"".join(model.token_bytes(int(token)) for token in tokens[:limit]).decode()
+        reply = create(qwen, tools=TOOLS, tool_choice="required", stream=stream, max_tokens=limit)
+        text, calls, reason = read_reply(reply, stream)
+        arguments = begun.partition('"arguments": ')[2]
+        assert reason == "length" and bool(arguments) is (limit > 2)
+        assert (text, [call[1:] for call in calls]) == (("", [("add", arguments)]) if arguments else (begun, []))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -228,7 +217,7 @@ def test_a_call_is_of_an_allowed_tool(qwen: Served, monkeypatch: pytest.MonkeyPa
     messages = [*ASKED, {"role": "assistant", "content": begun}] if begun else ASKED
     choice = allowed("auto", "add", "get_time")
     reply = create(qwen, messages=messages, tools=TOOLS, tool_choice=choice, stream=stream, temperature=2, seed=5)
-    text, [(_, name, arguments)], reason = told(reply, stream)
+    text, [(_, name, arguments)], reason = read_reply(reply, stream)
     assert (text, reason) == (" look." if begun else "look.", "tool_calls") and name in ("add", "get_time")
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     jsonschema.validate(json.loads(arguments), schemas[name])
@@ -237,7 +226,7 @@ def test_a_call_is_of_an_allowed_tool(qwen: Served, monkeypatch: pytest.MonkeyPa
         tokens = idle[-reply.usage.completion_tokens :]
         written = b"".join(model.token_bytes(int(token), special=True) for token in tokens).decode()
         assert written.startswith(" look.\n{") and json.loads(written.removeprefix(" look.\n"))["name"] == name
-    _, [(_, name, _)], _ = told(create(qwen, messages=messages, tools=TOOLS, stream=stream), stream)
+    _, [(_, name, _)], _ = read_reply(create(qwen, messages=messages, tools=TOOLS, stream=stream), stream)
     assert name == "get_weather"
 
 
@@ -341,7 +330,7 @@ def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: 
 
     turn()
     late = {"skill": "rules", "field": "date", "value": "2026-07-01"}
-    assert qwen.http.post("/v1/notes/errata", json=late).json()["told"] == 1
+    assert qwen.http.post("/v1/notes/errata", json=late).json()["conversations"] == 1
     decoded, errata = turn()
     assert errata == 0 and decoded < 150
     decoded, errata = turn(errata={"date": "2026-08-01"})
@@ -353,5 +342,5 @@ def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: 
     assert errata == 0 and decoded < 250, "the client's own came last"
     talk += [{"role": "assistant", "content": "Ten."}, {"role": "user", "content": "And then?"}]
     late["value"] = "2026-09-01"
-    assert qwen.http.post("/v1/notes/errata", json=late).json()["told"] >= 1
+    assert qwen.http.post("/v1/notes/errata", json=late).json()["conversations"] >= 1
     assert turn(errata={"date": "2026-08-01"})[1] == 2, "what everybody is told, and after it the client's own again"
