@@ -35,12 +35,12 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(42_380, 29_000),
+    "package lines": Bound(42_517, 29_000),
     "package files": Bound(155, 130),
-    "test lines": Bound(38_000, 28_000),
-    "bench and training lines": Bound(15_900, 10_000),
+    "test lines": Bound(37_998, 28_000),
+    "bench and training lines": Bound(15_755, 10_000),
     "docs lines": Bound(4_000, 4_000),
-    "stored results in KB": Bound(200, 200),
+    "stored results in KB": Bound(98, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
     "functions entered by ask": Bound(559, 300),
