@@ -35,9 +35,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(42_517, 29_000),
+    "package lines": Bound(42_520, 29_000),
     "package files": Bound(155, 130),
-    "test lines": Bound(37_998, 28_000),
+    "test lines": Bound(38_001, 28_000),
     "bench and training lines": Bound(15_755, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(98, 200),

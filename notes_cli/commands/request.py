@@ -96,7 +96,8 @@ def parse_command(
 def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) -> Options:
     """Return the options of a request, from values of parameters with the same names."""
     options = {name: given[name] for name in names if name not in _SAMPLING}
-    options["splice"] = without_memory(given["splice"], given["memory"])
+    if given["memory"]:
+        options["splice"] = without_memory(given["splice"], given["memory"])
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
     fields: dict[str, str] = {}

@@ -98,6 +98,9 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
     assert "| kills | 0 | 2,000 |" in text and "| disk | 0 | 5 |" in text and "**disk**: wrong in case 3: x" in text
 
 
+TIME = "2026-06-01T12:00:00Z"
+
+
 class Ledgers(Kind):
     """Changes of one ledger of a turn and an edit."""
 
@@ -111,7 +114,7 @@ class Ledgers(Kind):
         parts = ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters")
         first = {"op": "open", "format": FORMAT, "cache": "f16/f16", "whole": False, "model": "m"}
         first["identity"] = dict.fromkeys(parts, "")
-        self.data = serialize([{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)])
+        self.data = serialize([{**line, "time": TIME, "read_at": TIME} for line in (first, turn, edit)])
         assert ledgers.examined(self.data) == ACCEPTED
 
     def judge(self, number: int) -> str:
