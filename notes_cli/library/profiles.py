@@ -23,7 +23,7 @@ from notes_cli.library.safe_files import check_private, check_private_file, make
 from notes_cli.library.segment_files import CHECKPOINTS
 from notes_cli.text.messages import PLACES
 
-FORMAT = 2  # changes when an older version would misread a newer profile; 1 chose by agreement, right or wrong
+FORMAT = 3  # changes when an older version would misread a newer profile
 LONGEST_SEAM = 64
 WAYS = ("direct", "reasoned")
 # Skills compiled separately give the same answers as skills prefilled together; they do not; the model cannot answer
@@ -144,11 +144,7 @@ class Profiles:
             if version > FORMAT:
                 raise NotesError(f"{path} has format {version}, this version of notes reads {FORMAT}", "Update notes")
             if version < FORMAT:
-                raise OutdatedError(
-                    f"{path} was written by an older version, which chose by agreement with a recompute, right or "
-                    "wrong, and is not used",
-                    _remedy(path),
-                )
+                raise OutdatedError(f"{path} was written by an older version, and is not used", _remedy(path))
             return _profile(data)
         except OSError as error:
             raise NotesError(f"cannot read {path}: {reason(error)}") from error

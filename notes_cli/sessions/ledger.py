@@ -18,7 +18,7 @@ from typing import NamedTuple
 from notes_cli.engine.segment import Identity
 from notes_cli.sessions.state import Line, State, fold, text_of
 
-FORMAT = 7  # changes when an older version would read a newer ledger wrongly
+FORMAT = 8  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 DIGITS = 16  # of a checksum
 SEAL = len(', "checksum": ""}') + DIGITS  # bytes that end a line

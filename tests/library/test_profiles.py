@@ -99,8 +99,8 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     path.write_text(json.dumps({**data, "identity": {**data["identity"], "adapters": "\r"}}))
     with refused(NotesError, r"damaged: identity.adapters is '\\r', it must be text in one line"):
         profiles.find(profile.identity, profile.cache)
-    path.write_text(json.dumps({**data, "format": 3}))
-    with pytest.raises(NotesError, match="format 3, this version of notes reads 2"):
+    path.write_text(json.dumps({**data, "format": 4}))
+    with pytest.raises(NotesError, match="format 4, this version of notes reads 3"):
         profiles.find(profile.identity, profile.cache)
 
 

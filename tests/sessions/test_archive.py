@@ -159,8 +159,8 @@ def with_info(name: str, **settings: Any) -> Change:
         (lambda parts: packed({**parts, LEDGER: b""}), "its ledger is damaged"),
         (lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b"Why?", b"Who?")}), "line 2 is not as it was"),
         (
-            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 7', b'"format": 8')}),
-            "it has format 8, this version of notes reads 7",
+            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 8', b'"format": 9')}),
+            "it has format 9, this version of notes reads 8",
         ),
         (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
         (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),

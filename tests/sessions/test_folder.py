@@ -226,8 +226,8 @@ def test_a_line_that_cannot_be_synced_has_not_happened(
 
 def test_a_newer_ledger_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """Its keys may have another meaning."""
-    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 7', '"format": 8'))
-    with pytest.raises(SessionError, match=r"has format 8, this version of notes reads 7\. Update notes"):
+    begun.ledger.write_text(begun.ledger.read_text().replace('"format": 8', '"format": 9'))
+    with pytest.raises(SessionError, match=r"has format 9, this version of notes reads 8\. Update notes"):
         sessions.find("mine")
 
 
