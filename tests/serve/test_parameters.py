@@ -79,6 +79,7 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
 def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
     """A line per new key that is ignored, and one per request with its tokens; none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
+        capfd.readouterr()  # the last line of the server before
         for _ in range(2):
             served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)
         served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
