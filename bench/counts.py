@@ -35,7 +35,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(42_515, 29_000),
+    "package lines": Bound(42514, 29_000),
     "package files": Bound(155, 130),
     "test lines": Bound(38_002, 28_000),
     "bench and training lines": Bound(15_755, 10_000),

@@ -104,7 +104,9 @@ class Chat:
         for option in ("splice", "errata", "system"):  # from a file or a variable they are for the first turn
             if not session.empty and not named(option):
                 options[option] = None
-        skills = without_memory(options.pop("splice") or (), options["memory"])
+        skills = options.pop("splice") or ()
+        if options["memory"]:
+            skills = without_memory(skills, options["memory"])
         self._splice = [name for name in skills if name not in self._used]
         self._errata, self._system = [*(options.pop("errata") or ())], options.pop("system")
         if self._system is not None and not session.empty:

@@ -477,14 +477,14 @@ def named(*parameters: str) -> bool:
     return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in parameters)
 
 
-def without_memory(splice: Sequence[str], memory: str | None) -> tuple[str, ...]:
-    """Return the skills to splice but for the memory, which a file's setting may name, too: a prompt has it once."""
+def without_memory(splice: Sequence[str], memory: str) -> tuple[str, ...]:
+    """Return the skills to splice without the memory, which the settings may name, too: a prompt has it once."""
     from notes_cli.text.names import typed
 
-    def same(word: str, other: str) -> bool:
-        return typed(word.lower()) == typed(other.lower()) or os.path.realpath(word) == os.path.realpath(other)
+    def same(word: str) -> bool:
+        return typed(word.lower()) == typed(memory.lower()) or os.path.realpath(word) == os.path.realpath(memory)
 
-    return tuple(word for word in splice if memory is None or not same(word, memory))
+    return tuple(word for word in splice if not same(word))
 
 
 def errata_of_skills(context: click.Context, _: click.Parameter, errata: tuple[str, ...]) -> tuple[str, ...]:

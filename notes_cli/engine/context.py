@@ -91,7 +91,7 @@ class Context:
             self._bound = min(self._bound, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to exceed the trained length
             self._bound = min(self._bound, bound)
-        # why entries are missing
+        # Why old entries are missing; empty where the cache keeps all.
         self.drops = _DROPS if not options.swa_full and llama.llama_model_n_swa(model.handle) > 0 else ""
         # A recurrent state or a cache that drops entries cannot be rolled back, so a call is not aborted half way: such
         # a context gets shorter batches instead.

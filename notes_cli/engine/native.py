@@ -144,7 +144,7 @@ def _on_log(level: int, text: bytes, data: object) -> None:
 
 llama, _library = _load()
 _log_callback = llama.llama_log_callback(_on_log)  # must live as long as the library
-llama.llama_log_set(_log_callback, ctypes.c_void_p(0))  # else ggml tells of each backend on stderr
+llama.llama_log_set(_log_callback, ctypes.c_void_p(0))  # else ggml logs each backend to stderr
 LIBRARY_PATH = Path(_library._name)
 UPSTREAM: str = _library.notes_upstream().decode()
 ggml = _load_backends()

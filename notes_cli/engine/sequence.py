@@ -84,7 +84,7 @@ class KVSequence:
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
-        self._batches = Batches()
+        self.batches = Batches()
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
@@ -146,20 +146,16 @@ class KVSequence:
         """Number of tokens that have K/V; the rest is pending."""
         return self._done
 
-    @property
-    def batches(self) -> Batches:
-        return self._batches
-
     def _cut_batches(self, length: int) -> None:
         """Keep the batches of the first `length` rows."""
-        base, cut, whole, end = self._batches
+        base, cut, whole, end = self.batches
         if length < base:
-            self._batches = Batches()
+            self.batches = Batches()
         elif length < end:
             cut = cut if cut <= length else 0
             first = cut or base
             whole = first + (min(length, whole) - first) // self.context.n_ubatch * self.context.n_ubatch
-            self._batches = Batches(base, cut, whole, whole)
+            self.batches = Batches(base, cut, whole, whole)
 
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
         """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
@@ -177,7 +173,7 @@ class KVSequence:
         fork._images = [image for image in self._images if image.last <= length]
         fork._done, fork._logits = length, self._logits if length == len(self) else None
         fork.pieces = self._cut_pieces(length)
-        fork._batches = self._batches
+        fork.batches = self.batches
         fork._cut_batches(length)
         return fork
 
@@ -271,8 +267,8 @@ class KVSequence:
             piece = replace(piece, kept=segment.kv, nbytes=segment.nbytes)
         self.pieces.append(piece)
         self._tokens += [int(token) for token in tokens]
-        if segment.name and self._done == self._batches.end:  # a skill, not rows of an evicted prefix
-            self._batches = Batches(len(self), 0, len(self), len(self))
+        if segment.name and self._done == self.batches.end:  # a skill, not rows of an evicted prefix
+            self.batches = Batches(len(self), 0, len(self), len(self))
         self._done = len(self)
         self._logits = None
 
@@ -385,10 +381,10 @@ class KVSequence:
         """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch;
         `alone`: it has tokens of no other sequence."""
         end = self._done + count
-        if alone and self._done == self._batches.whole:
-            self._batches = self._batches._replace(whole=end - count % self.context.n_ubatch, end=end)
+        if alone and self._done == self.batches.whole:
+            self.batches = self.batches._replace(whole=end - count % self.context.n_ubatch, end=end)
             if end == self._divided:
-                self._batches = self._batches._replace(cut=end, whole=end)
+                self.batches = self.batches._replace(cut=end, whole=end)
         self._done = end
         try:
             logits = [self.context.logits(index) for index in outputs]
@@ -500,7 +496,7 @@ class KVSequence:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits, self._divided, self._batches = None, 0, Batches()
+        self._logits, self._divided, self.batches = None, 0, Batches()
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)

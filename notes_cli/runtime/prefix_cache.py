@@ -3,8 +3,9 @@
 K/V is reusable only if all tokens from the start are equal and their K/V was made in the same way: decoded, spliced
 from the same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in
 part. A few tokens before the first question are not reused either where decoding starts a batch anyway, so that another
-question about the same skill has bit-identical results to a separate run. A salt separates tenants. Evicted prefixes go
-to host memory (prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
+question about the same skill has bit-identical results to a separate run. An exact prompt goes on only after batches of
+its own prefill, and evicts other idle sequences. A salt separates tenants. Evicted prefixes go to host memory
+(prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Layout:
     parts: Parts
     seam: int
     splice: bool  # skills are spliced, not decoded
-    exact: bool  # K/V of skills only where it equals a prefill's (runtime/assemble.py)
+    exact: bool  # only K/V that equals a prefill's bit for bit (`begin_exactly`, runtime/assemble.py)
     tokens: Tokens
     origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill

@@ -58,7 +58,7 @@ def test_the_prompt_is_that_of_the_chosen_method(
     choices: list[str] | None,
     chosen: str,
 ) -> None:
-    """Tokens, counts and answer of the method by name; what was decoded to choose is counted, and no sequence stays."""
+    """So are its counts and its answer; tokens decoded to choose the method are counted, and no lease remains."""
     seen: dict[str, np.ndarray] = {}
 
     def choose(field: np.ndarray, both: np.ndarray, stale: Callable[[], np.ndarray]) -> object:

@@ -164,7 +164,7 @@ def test_parts_of_a_message() -> None:
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_each_message_is_in_its_place(served: Served, role: str) -> None:
-    """As many tokens as the rendered template; global errata come before the last question, or what is in its place."""
+    """The prompt is the rendered template; global errata go before the last question, or the message that ends it."""
     late = {"role": role, "content": "Answer in one word."}
     for talk, question in (
         ([ANSWER, ASK], 1),

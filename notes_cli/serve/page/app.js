@@ -6,7 +6,7 @@ import { showText } from "./text.js";
 import { askForKey, onKey } from "./key.js";
 import { watch } from "./link.js";
 import { ServerError, get, onContact } from "./server.js";
-import { example, failed, load, newConversation, onText, pick, prompted, wereTold } from "./skills.js";
+import { example, failed, load, newConversation, onText, pick, prompted, recordStated } from "./skills.js";
 import { ask, busy, clear, spaced, stop } from "./talk.js";
 
 const question = byId("question");
@@ -50,7 +50,7 @@ function submit(event) {
   question.value = "";
   fit();
   const first = !byId("turns").childElementCount;
-  ask(words, setting, wereTold);
+  ask(words, setting, recordStated);
   if (first) unfold(); // else the answer is out of sight on a phone
 }
 

@@ -34,7 +34,7 @@ export const correction = (skill, field) => corrections.get(`${skill}.${field}`)
 export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
 
 // Record the errata that the model has read.
-export function wereTold(errata) {
+export function recordStated(errata) {
   for (const erratum of errata) {
     const [name] = erratum.split("=", 1);
     stated.set(name, erratum.slice(name.length + 1));
