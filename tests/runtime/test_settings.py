@@ -11,7 +11,7 @@ from notes_cli.editing.change import change
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.library.profiles import FORMAT, Measured, Profile, Profiles
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.resolve import choose, defaults
 from notes_cli.runtime.workspace import Workspace
@@ -40,7 +40,7 @@ def test_a_profile_of_another_cache_or_an_older_notes_is_not_followed(workspace:
     with Workspace(workspace.model.path, options) as other:
         assert defaults(other).method == Method("field+erratum")
     (path,) = workspace.paths.profiles.iterdir()
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
     found = defaults(workspace)
     assert found.method == Method("field+erratum")
     assert found.note and "Measure again (notes calibrate)" in worded(found.note)
