@@ -38,7 +38,7 @@ LIMITS = {
     "package lines": Bound(42514, 29_000),
     "package files": Bound(155, 130),
     "test lines": Bound(38_002, 28_000),
-    "bench and training lines": Bound(15_755, 10_000),
+    "bench and training lines": Bound(15_773, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(98, 200),
     "modules in import circles": Bound(0, 0),

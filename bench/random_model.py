@@ -23,6 +23,7 @@ from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 SPACE = "\u0120"  # a blank, as GPT-2's byte-level BPE writes it
 UNLIKELY = 16  # times smaller than others are the logits of tokens that should not be written
+ENDING = 2048 * UNLIKELY  # times larger is the end token's share of the feature that makes it follow a word
 BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them
 
 
@@ -70,8 +71,11 @@ def with_words_of(model: Path) -> Path:
     return random_model(MODEL.with_name(name), tokenizer=model)
 
 
-def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:
-    """Write the model unless the file exists. `tokenizer`: of this model, instead of bytes."""
+def random_model(
+    path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None, brief: bool = False
+) -> Path:
+    """Write the model unless the file exists. `tokenizer`: of this model, instead of bytes. `brief`: answers end after
+    a word, as the end token is the likeliest one after any other."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +97,19 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, t
 
     def matrix(name: str, rows: int, columns: int) -> None:
         found = random_blocks(random, rows, columns)
+        if brief and rows == shape.width:  # layers leave the first feature as the last token's embedding has it
+            found.view(BLOCK)["values"][0] = 0
         writer.add_tensor(f"{name}.weight", found, raw_dtype=Q8_0)
 
     def embeddings() -> None:  # also the output layer: they are tied
         found = random_blocks(random, len(likely), shape.width)
-        found.view(BLOCK)["scale"][~likely] /= UNLIKELY
+        blocks = found.view(BLOCK)
+        blocks["scale"][~likely] /= UNLIKELY
+        if brief:  # words have the first feature, other tokens its opposite, and the end token most of it
+            end = writer.kv_data[0]["tokenizer.ggml.eos_token_id"].value
+            blocks["values"][:, 0, 0] = np.where(likely, 127, -127)
+            blocks["values"][end, 0] = 127 * (np.arange(32) == 0)
+            blocks["scale"][end, 0] *= ENDING
         writer.add_tensor("token_embd.weight", found, raw_dtype=Q8_0)
 
     def norm(name: str, size: int) -> None:

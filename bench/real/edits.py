@@ -35,12 +35,13 @@ from notes_cli.config import Paths
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method
 from notes_cli.engine.decision import log_softmax
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.runtime.answering import prepare
-from notes_cli.runtime.auto import MARGIN, TOKENS, Probabilities
+from notes_cli.runtime.assemble import assemble_task
+from notes_cli.runtime.auto import MARGIN, TOKENS, Probabilities, choose_per_edit
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.request import NO_CALLBACKS, Request
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import load_skill, parse_skill
 
@@ -104,9 +105,14 @@ def _answered(
     """Return the method used, the greedy answer with the probabilities at each token, and the tokens decoded to
     choose."""
     options = {field: getattr(request, field) for field in ("splice", "errata", "system")}
-    plan = prepare(model.workspace, Request(request.question, method=method, **options), NO_CALLBACKS)
-    with plan.sequence as sequence:
-        return str(plan.settings.method), [*_greedy(sequence)], plan.settings.tried
+    question = prepare(model.workspace, Request(request.question, method=method, **options))
+    model.workspace.make_room(question.tokens, ANSWER)
+    task = assemble_task(model.workspace, question.prompt, question.parts, **question.draft.how)
+    sequence, draft = run(task), question.draft
+    if method == AUTO and draft.settings.method == FIELD_ERRATUM:
+        sequence, draft = choose_per_edit(model.workspace, draft, sequence)
+    with sequence:
+        return str(draft.settings.method), [*_greedy(sequence)], draft.settings.tried
 
 
 def _greedy(sequence: KVSequence) -> Iterator[tuple[int, Probabilities]]:
