@@ -9,6 +9,7 @@ or decides otherwise.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", type=Path, help="his tasks as JSON instead of those in the clone")
     parser.add_argument("--model", type=Path, action="append", help="a GGUF of the architecture llama")
     parser.add_argument("--facts", type=int, default=FACTS, help=f"of the {FACTS} facts, the first so many")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.relative_to(ROOT)}")
     given = parser.parse_args(arguments)
     clone = cloned(given.clone)
