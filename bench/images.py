@@ -89,13 +89,13 @@ def cases(way: str, count: int, seed: int) -> list[Case]:
 
 
 @dataclass(frozen=True)
-class Said:
+class Answer:
     """An answer, and the logits of its first token, (vocabulary,), less their mean."""
 
     answer: str
     logits: NDArray[np.float64]
 
-    def distance(self, other: Said) -> float:
+    def distance(self, other: Answer) -> float:
         """One minus the cosine of both logits."""
         lengths = np.linalg.norm(self.logits) * np.linalg.norm(other.logits)
         return float(1 - self.logits @ other.logits / lengths)
@@ -110,14 +110,14 @@ def prompt_of(case: Case, segments: Sequence[Segment]) -> Prompt:
     return Prompt(case.question, segments, errata, case.system or None)
 
 
-def ask(workspace: Workspace, case: Case, segments: Sequence[Segment], **how: bool) -> Said:
+def ask(workspace: Workspace, case: Case, segments: Sequence[Segment], **how: bool) -> Answer:
     """`how`: without `splice`, or without `rotate`."""
     with (
         assemble(workspace, prompt_of(case, segments), seam=1, room=8, **how) as sequence,
         Sampler(SamplerOptions(temperature=0.0)) as sampler,
     ):
         logits = sequence.logits().astype(np.float64)
-        return Said(workspace.model.text(list(sequence.generate(sampler, 6))), logits - logits.mean())
+        return Answer(workspace.model.text(list(sequence.generate(sampler, 6))), logits - logits.mean())
 
 
 def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
@@ -138,7 +138,7 @@ def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
 def measure(workspace: Workspace, way: str, count: int, seed: int) -> dict[str, float | int]:
     """How often each way of asking decides as decoding everything does, how far its logits are from those (the
     median), and how often that is right."""
-    said: dict[str, list[Said]] = {}
+    answers: dict[str, list[Answer]] = {}
     right = {"decoded": 0, "spliced": 0}
     context = workspace.context
     others = {
@@ -163,10 +163,10 @@ def measure(workspace: Workspace, way: str, count: int, seed: int) -> dict[str, 
             "another image's rows": ask(workspace, case, swapped),
         }
         for name, one in found.items():
-            said.setdefault(name, []).append(one)
+            answers.setdefault(name, []).append(one)
         for name in right:
             right[name] += found[name].answer.strip() == case.answer
-    pairs = {name: list(zip(said[name], said["decoded"], strict=True)) for name in ALIKE}
+    pairs = {name: list(zip(answers[name], answers["decoded"], strict=True)) for name in ALIKE}
     return {
         "questions": count,
         **{f"same, {name}": sum(a.answer == b.answer for a, b in some) for name, some in pairs.items()},

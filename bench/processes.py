@@ -55,8 +55,8 @@ def watched(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
         whole = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        said = log.read_text(errors="replace")[-2000:]
-        raise SystemExit(f"{' '.join(command[:3])} has failed with status {process.returncode}\n{said}")
+        output = log.read_text(errors="replace")[-2000:]
+        raise SystemExit(f"{' '.join(command[:3])} has failed with status {process.returncode}\n{output}")
     used = usage.ru_utime + usage.ru_stime
     return Ended(out.decode(errors="replace"), first or whole, whole, used, usage.ru_maxrss << 10)
 

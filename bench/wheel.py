@@ -141,9 +141,9 @@ def answers(command: list[str | Path], programs: Path) -> list[str]:
         settings = bare(programs) | {"NOTES_HOME": home, "HOME": home, "USERPROFILE": home}
         notes = [*command, "-m", "notes_cli"]
         run([*notes, "compile", "store-handbook"], env=settings, cwd=home)  # the sample that is in it
-        said = {words: run([*notes, *words], env=settings, cwd=home).strip() for words in ANSWERS}
-    bad = [words for words, right in ANSWERS.items() if said[words] != right]
-    return [f"notes {' '.join(words)}: {said[words]}, not {ANSWERS[words]}" for words in bad]
+        printed = {words: run([*notes, *words], env=settings, cwd=home).strip() for words in ANSWERS}
+    bad = [words for words, right in ANSWERS.items() if printed[words] != right]
+    return [f"notes {' '.join(words)}: {printed[words]}, not {ANSWERS[words]}" for words in bad]
 
 
 def features(command: list[str | Path], programs: Path) -> str:

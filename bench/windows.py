@@ -226,11 +226,11 @@ class Script:
         try:
             work()
         except EngineError as error:
-            said = str(error)
-            self.log[-1] += f" REFUSED {said}"
-            self.totals.refusals[re.sub(r"-?\d+", "N", said)] += 1
-            if len(said) < 20 or ("sliding" in said and self._whole):
-                self._wrong(f"refused without a reason: {said!r}")
+            reason = str(error)
+            self.log[-1] += f" REFUSED {reason}"
+            self.totals.refusals[re.sub(r"-?\d+", "N", reason)] += 1
+            if len(reason) < 20 or ("sliding" in reason and self._whole):
+                self._wrong(f"refused without a reason: {reason!r}")
             return False
         return True
 

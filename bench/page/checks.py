@@ -71,20 +71,20 @@ def asks(user: User) -> None:
     expect(user.turn.get_by_text("full prefill")).to_be_visible()
 
 
-@check("correct: the field is said as an erratum, is seen as one, and undone")
+@check("correct: the correction is an erratum in the prompt, shown as one, and undone")
 def corrects(user: User) -> None:
     user.page.get_by_label("returns").check()
     user.page.get_by_label("System text").fill("Be brief.")
     user.ask()
     same([kind for kind, _ in user.strip()], ["decoded", "seam", "rotated", "decoded"])
     user.correct("date", "2026-07-01")
-    expect(user.page.locator("#said")).to_contain_text("returns.date = 2026-07-01")
+    expect(user.page.locator("#correction")).to_contain_text("returns.date = 2026-07-01")
     user.page.get_by_role("button", name="New conversation").click()
     same(user.ask(), "refused")
     same([kind for kind, _ in user.strip()].count("erratum"), 1)
     user.page.get_by_role("button", name="Undo").click()
     user.page.get_by_role("button", name="New conversation").click()
-    expect(user.page.locator("#said")).to_be_hidden()
+    expect(user.page.locator("#correction")).to_be_hidden()
     same(user.ask(), "accepted")
 
 
@@ -95,14 +95,14 @@ def drafts(user: User) -> None:
     page.get_by_label("date", exact=True).fill("2026-07-01")
     user.correct("tier", "silver")
     same(page.get_by_label("date", exact=True).input_value(), "2026-07-01")
-    expect(page.locator("#said")).to_have_text("The model will be told: returns.tier = silver")
+    expect(page.locator("#correction")).to_have_text("Corrected in the next question: returns.tier = silver")
     page.get_by_role("button", name="Correct", exact=True).click()
-    expect(page.locator("#said")).to_contain_text("returns.date = 2026-07-01")
+    expect(page.locator("#correction")).to_contain_text("returns.date = 2026-07-01")
     page.get_by_role("button", name="Undo").first.click()
     same(page.get_by_label("date", exact=True).input_value(), "2026-05-01")
 
 
-@check("tell everyone: another conversation, which began before, is told, and says how many are")
+@check("correct everywhere: another conversation, which began before, is corrected, and the page shows how many are")
 def everyone(user: User) -> None:
     page = user.page
     with page.context.expect_page() as opened:
@@ -112,26 +112,27 @@ def everyone(user: User) -> None:
         one.page.get_by_label("returns").check()
         same(one.ask(question), answer)
     user.correct("date", "2026-07-01")
-    page.get_by_role("button", name="Tell everyone").click()
-    expect(page.locator(".note")).to_have_text("Everyone is told: 2 live conversations, 0 sessions, and all new ones.")
+    page.get_by_role("button", name="Correct everywhere").click()
+    expect(page.locator(".note")).to_have_text("Corrected in 2 live conversations, 0 sessions, and all new ones.")
     same(page.get_by_label("date", exact=True).input_value(), "2026-07-01")
-    expect(page.locator("#said")).to_be_hidden()
+    expect(page.locator("#correction")).to_be_hidden()
     same(user.ask(), "refused")
     same(other.ask(), "refused")
     same([kind for kind, _ in other.strip()].count("erratum"), 1)
     same(other.wrong + other.foreign, [])
 
 
-@check("correct in a conversation: said once, before the next question; undone, the old value is said again")
+@check("correct in a conversation: stated once, before the next question; undone, the old value is stated again")
 def corrects_later(user: User) -> None:
     user.page.get_by_label("returns").check()
     same(user.ask(), "accepted")
     user.correct("date", "2026-07-01")
     same(user.ask(), "refused")
     same(user.ask(), "refused")
-    same((user.turn.locator(".said").is_visible(), [kind for kind, _ in user.strip()].count("erratum")), (False, 0))
+    expect(user.turn.locator(".correction")).to_be_hidden()
+    same([kind for kind, _ in user.strip()].count("erratum"), 0)
     user.page.get_by_role("button", name="Undo").click()
-    expect(user.page.locator("#said")).to_contain_text("returns.date = 2026-05-01")
+    expect(user.page.locator("#correction")).to_contain_text("returns.date = 2026-05-01")
     same(user.ask(), "accepted")
     same([kind for kind, _ in user.strip()].count("erratum"), 1)
 
@@ -184,7 +185,7 @@ def errs(user: User) -> None:
     user.wrong.clear()  # the browser logs each 400
 
 
-@check("offline: said at once and at the top; the question is kept, and asked again when the server is back")
+@check("offline: shown at once and at the top; the question is kept, and asked again when the server is back")
 def offline(user: User) -> None:
     page = user.page
     page.get_by_label("returns").check()

@@ -100,9 +100,9 @@ function begins() {
 document.addEventListener("prompted", () => {
   begins();
   const { news } = prompted();
-  const said = byId("said");
-  said.hidden = !news.length;
-  said.textContent = `The model will be told: ${news.map(spaced).join(", ")}`;
+  const line = byId("correction");
+  line.hidden = !news.length;
+  line.textContent = `Corrected in the next question: ${news.map(spaced).join(", ")}`;
 });
 
 const phone = matchMedia("(max-width: 52rem)");

@@ -158,15 +158,15 @@ function fieldForm(skill, field) {
 function note(skill, field, now) {
   const name = `${skill.name}.${field}`;
   const value = holds(skill, field);
-  const said = notes.get(name);
+  const status = notes.get(name);
   const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);
   if (now !== value) {
     return el("div", { class: "quiet note" }, el("span", {}, "was ", el("s", {}, value)),
-      press("Undo", () => correct(name, value, value)), press("Tell everyone", () => tellAll(skill.name, field, now)), said);
+      press("Undo", () => correct(name, value, value)), press("Correct everywhere", () => correctEverywhere(skill.name, field, now)), status);
   }
-  if (said) return el("div", { class: "quiet note" }, said);
+  if (status) return el("div", { class: "quiet note" }, status);
   if (value === skill.fields[field]) return null;
-  return el("div", { class: "quiet note" }, el("span", {}, "told everyone; was ", el("s", {}, skill.fields[field])));
+  return el("div", { class: "quiet note" }, el("span", {}, "corrected everywhere; was ", el("s", {}, skill.fields[field])));
 }
 
 function correct(name, value, original) {
@@ -180,12 +180,12 @@ function correct(name, value, original) {
   byId(id)?.focus();
 }
 
-async function tellAll(skill, field, value) {
+async function correctEverywhere(skill, field, value) {
   const name = `${skill}.${field}`;
   try {
     const found = await post("v1/notes/errata", { skill, field, value });
     const where = [count(found.conversations, "live conversation"), count(found.sessions.length, "session")];
-    notes.set(name, el("span", { role: "status" }, `Everyone is told: ${where.join(", ")}, and all new ones.`));
+    notes.set(name, el("span", { role: "status" }, `Corrected in ${where.join(", ")}, and all new ones.`));
     corrections.delete(name);
     await load();
   } catch (error) {

@@ -42,7 +42,7 @@ async function answer(question, { model, system, sampling, splice, errata, news 
     stream_options: { include_usage: true },
     notes: { splice, errata, explain: true },
   };
-  if (news.length) view.said(news);
+  if (news.length) view.corrected(news);
   let cut = false;
   let used = {};
   let report = null;
@@ -93,12 +93,12 @@ function sentence(pieces) {
 
 // Make the element of a turn, with functions to update it.
 function turnView(question, model) {
-  const said = el("p", { class: "said", hidden: true });
+  const correction = el("p", { class: "correction", hidden: true });
   const thoughts = el("details", { class: "thoughts", hidden: true }, el("summary", {}, "Reasoning"));
   const thought = thoughts.appendChild(el("p", {})).appendChild(new Text());
   const reply = el("div", { class: "answer running", "aria-busy": "true" });
   const after = el("div", { class: "after" });
-  const node = el("article", { class: "turn" }, said,
+  const node = el("article", { class: "turn" }, correction,
     el("div", { class: "question" }, el("p", { class: "who" }, "You"), el("h3", {}, question)),
     el("p", { class: "who" }, model), thoughts, reply, after);
   let words = "";
@@ -118,7 +118,7 @@ function turnView(question, model) {
   return {
     node,
     text: () => words.trim(),
-    said: (errata) => { said.hidden = false; said.textContent = `Corrected: ${errata.map(spaced).join(", ")}`; },
+    corrected: (errata) => { correction.hidden = false; correction.textContent = `Corrected: ${errata.map(spaced).join(", ")}`; },
     thought: (more) => follow(() => { thoughts.hidden = false; thought.appendData(more); }),
     write: (more) => {
       words += more;
