@@ -102,7 +102,7 @@ def main() -> int:
         path = str(given.models / f"{name}.gguf")
         jobs[name] = [sys.executable, "-m", "bench.zoo_model", path, "--columns", COLUMNS]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return 0 if all(list(pool.map(lambda job: run(*job, build), jobs.items()))) else 1
+        return 0 if all(list(pool.map(lambda job: run(job[0], job[1], build), jobs.items()))) else 1
 
 
 if __name__ == "__main__":

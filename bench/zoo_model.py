@@ -289,9 +289,15 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
         elif rights[name]:
             rows, base = _controls(case, layers)[name]
             (blind if own is not None and case.hides(rows, base, own) else missed).append(name)
-    found = tuple(missed), tuple(blind), tuple(amplified)
-    reason = why["carry"] if model.recurrent else why["splice"]
-    return Verdict(" ".join(column), *words.values(), reason, errors, *found)
+    return Verdict(
+        " ".join(column),
+        **words,
+        why=why["carry"] if model.recurrent else why["splice"],
+        errors=errors,
+        missed=tuple(missed),
+        blind=tuple(blind),
+        amplified=tuple(amplified),
+    )
 
 
 def _controls(case: Case, layers: Sequence[native.Layer]) -> dict[str, tuple[Sequence[LayerRows], int]]:

@@ -127,10 +127,6 @@ class Parts:
             head.value = xxhash.xxh3_128_hexdigest(self.head()).encode()
         return self.bytes()
 
-    def bytes(self) -> bytes:
-        """The bytes as they are, right or wrong."""
-        return self.head() + b"".join(_padded(tensor.data, self.align) for tensor in self.tensors) + self.tail
-
     def head(self) -> bytes:
         """Everything before the tensors."""
         out = self.magic + _u32(self.version)
@@ -142,6 +138,10 @@ class Parts:
             out += tensor.bytes(offset)
             offset += len(_padded(tensor.data, self.align))
         return _padded(out, ALIGN)
+
+    def bytes(self) -> bytes:
+        """The bytes as they are, right or wrong."""
+        return self.head() + b"".join(_padded(tensor.data, self.align) for tensor in self.tensors) + self.tail
 
 
 def _u32(number: int) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.zoo_model import TARGET as POSITION
 from bench.zoo_model import TOKENS as TEXT
-from bench.zoo_model import Case, Errors, decode, judge
+from bench.zoo_model import Case, Errors, judge
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -36,7 +36,7 @@ sys.path.append(str(ROOT / "tests"))
 import tiny  # type: ignore[import-not-found]  # noqa: E402
 from operations import TEXT as STEPS_TEXT  # noqa: E402
 from operations import Done, all_operations  # noqa: E402
-from reference import distance, nmse  # noqa: E402
+from reference import decode, distance, nmse  # noqa: E402
 
 KINDS = ("llama", "qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")
 TINY = ROOT / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"

@@ -25,7 +25,10 @@ def load(path: Path = KEPT) -> Found:
     if not path.exists():
         return {}
     stored = json.loads(path.read_text(encoding="utf-8"))
-    return {name: [Run(*times, memory * MB, right) for *times, memory, right in runs] for name, runs in stored.items()}
+    return {
+        name: [Run(first, whole, processor, memory * MB, right) for first, whole, processor, memory, right in runs]
+        for name, runs in stored.items()
+    }
 
 
 def keep(found: Found, path: Path = KEPT) -> None:
