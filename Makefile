@@ -137,7 +137,7 @@ cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-ser
 	toolkit=$$(python native/cuda_toolkit.py $(CUDA)/toolkit) && export CUDAToolkit_ROOT="$$toolkit" && \
 	{ cmake -S native -B $(CUDA) -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
 		-DGGML_NATIVE=OFF -DGGML_CUDA=ON -DGGML_CUDA_NO_VMM=ON -DCMAKE_CUDA_ARCHITECTURES='$(ARCHITECTURES)' \
-		-DCMAKE_CUDA_COMPILER="$$toolkit/bin/nvcc" -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
+		-DCMAKE_CUDA_COMPILER="$$toolkit/bin/nvcc" -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,$$toolkit/lib64" -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
 		-DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF >$(CUDA)/configure.log 2>&1 || { tail -20 $(CUDA)/configure.log; exit 1; }; } && \
 	{ cmake --build $(CUDA) --target ggml-cuda llama mtmd llama-server >$(CUDA)/build.log 2>&1 || { tail -20 $(CUDA)/build.log; exit 1; }; }
 	@ln -sf "$(CURDIR)/$(CUDA)"/toolkit/lib64/libcu*.so.[0-9]* $(CUDA)/bin/ 2>/dev/null || true # found beside the library
