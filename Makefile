@@ -131,7 +131,7 @@ sanitize: $(MODELS) ## The native tests and a slice of the zoo under address and
 CUDA := build/cuda
 ARCHITECTURES := 90
 
-cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-server of the same build (half an hour on two cores); ARCHITECTURES='86;89'
+cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-server of the same build (an hour on two cores); ARCHITECTURES='86;89'
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@export PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p $(CUDA) && \
 	toolkit=$$(python native/cuda_toolkit.py $(CUDA)/toolkit) && export CUDAToolkit_ROOT="$$toolkit" && \
