@@ -1,10 +1,13 @@
-"""Tests of computations that fail half way: sequences are unchanged or empty, and never continue from other rows."""
+"""Tests of computations that fail half way and leave no wrong row, and of crashes of llama.cpp, which are one line."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +74,8 @@ def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama-dense", "qwen2vl-dense", "granitehybrid-dense"])
 def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """By its first row or its last, on any axis: positions there cannot be gone on from. Nothing has changed."""
+    """By its first row or its last, on any axis: positions there cannot be gone on from. So is one before the last row,
+    or of another width. Nothing has changed."""
     model = load_zoo(name)
     axes = np.zeros((4, 3), np.int32)
     axes[:, 2] = np.arange(4)  # one row of four
@@ -85,6 +89,11 @@ def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) ->
             with pytest.raises(EngineError, match="do not fit a context of 256"):
                 ctx.decode_embeddings(0, position, picture(model, count), where)
             assert ctx.length(0) == 30
+        with pytest.raises(EngineError, match="after the last row"):
+            ctx.decode_embeddings(0, 29, picture(model, 4))
+        with pytest.raises(EngineError, match="the model takes"):
+            ctx.decode_embeddings(0, 30, picture(model, 4)[:, 1:])
+        assert ctx.length(0) == 30
         for each in (ctx, fresh):
             each.append({0: QUESTION})
         assert nmse(ctx.logits(), fresh.logits()) < 1e-9
@@ -157,17 +166,6 @@ def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:
         model.tokenize("text")
 
 
-def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
-    model = load_zoo("llama-dense")
-    with open_context(model) as ctx:
-        ctx.append({0: TEXTS[0]})
-        with pytest.raises(EngineError, match="after the last row"):
-            ctx.decode_embeddings(0, 29, picture(model, 4))
-        with pytest.raises(EngineError, match="the model takes"):
-            ctx.decode_embeddings(0, 30, picture(model, 4)[:, 1:])
-        assert ctx.length(0) == 30
-
-
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_numbers_that_are_none_do_not_stay(load_zoo: LoadZoo, flash: str) -> None:
     """Rows of NaN whose sequence is gone: the next one to be leased computes as ever."""
@@ -220,3 +218,106 @@ def test_memory_that_runs_out(load_zoo: LoadZoo, tmp_path: Path, what: str) -> N
     done = subprocess.run(script, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " failed, " in done.stdout
+
+
+MakeModel = Callable[..., Path]
+PROGRAM = """
+import ctypes, sys
+from pathlib import Path
+from notes_cli.engine import native
+from notes_cli.engine.model import Model
+model = Model(Path(sys.argv[1]))
+library = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*ggml-base.*"))))
+{}
+"""
+SEGFAULT, BAD_ACCESS = "ctypes.string_at(0)", "(a bad memory access)"
+CRASHES = {
+    "an assertion": (
+        r"library.ggml_abort(b'/b.cpp', 7, b'GGML_ASSERT(%s) failed', b'a < b')",
+        "(b.cpp:7: GGML_ASSERT(a",
+    ),
+    "an escape": (r"library.ggml_abort(b'/a/b.cpp', 7, b'\x1b[2J\n\xc2\x9b')", "(b.cpp:7: ?[2J??)"),
+    "a long reason": ("library.ggml_abort(b'/b.cpp', 7, ('規' * 600).encode())", "規)"),
+    "abort": ("ctypes.CDLL(None).abort()", "(it aborted)"),
+    "a null pointer": (SEGFAULT, BAD_ACCESS),
+    "a division by zero": ("import signal; signal.raise_signal(signal.SIGFPE)", "(a division by zero)"),
+    "an endless recursion": (
+        "f = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: f()); sys.setrecursionlimit(10**8); f()",
+        BAD_ACCESS,
+    ),
+    "another thread": (f"import threading; threading.Thread(target=lambda: {SEGFAULT}).start()", BAD_ACCESS),
+}
+
+
+def crash(model: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM.format(code), str(model)]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+
+
+@pytest.mark.parametrize("how", CRASHES)
+def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
+    """The line has the model, the reason and a remedy, without terminal escapes."""
+    code, says = CRASHES[how]
+    done = crash(make_model(), code)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"notes: {make_model()}: llama.cpp failed on this model (")
+    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stderr.endswith("published with\n")
+    assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "environment", "status", "says"),
+    [
+        ("ctypes.CDLL(None).abort()", {"NOTES_DEBUG": "1"}, -6, ""),
+        ("model.close(); ctypes.CDLL(None).abort()", {}, -6, ""),
+        ("ctypes.CDLL(None).abort()", {"PYTHONFAULTHANDLER": "1"}, -6, ""),
+        (
+            f"import faulthandler; faulthandler.enable(); model.close(); {SEGFAULT}",
+            *({}, -11, "Fatal Python error: Segmentation fault"),
+        ),
+    ],
+)
+def test_signals_that_are_not_ours(
+    make_model: MakeModel, code: str, environment: dict[str, str], status: int, says: str
+) -> None:
+    """No handlers are installed for debugging, without a model, or over existing ones; later ones stay."""
+    done = crash(make_model(), code, **environment)
+    assert done.returncode == status and "llama.cpp failed" not in done.stderr and says in done.stderr
+
+
+def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:
+    """llama.cpp's tokenizer of RWKV turns round for ever, and takes all memory, at a byte that only begins tokens."""
+    data = make_model().read_bytes()
+    old, new = (struct.pack("<Q", len(name)) + name for name in (b"gpt2", b"rwkv"))
+    assert data.count(old) == 1
+    path = tmp_path / "rwkv.gguf"
+    path.write_bytes(data.replace(old, new))
+    try:
+        model = Model(path)
+    except ModelError as error:
+        assert "tokenizer is damaged" in str(error)
+    else:  # every byte is a token there: it ends
+        assert len(model.tokenize("a b")) > 0
+        model.close()
+
+
+def test_a_rotation_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:
+    """ggml's loop over the dimensions that RoPE leaves as they are never ends if it rotates none."""
+    data = make_model("lfm2").read_bytes()
+    key = b"lfm2.rope.dimension_count" + struct.pack("<I", 4)  # an uint32 follows
+    at = data.index(key) + len(key)
+    path = tmp_path / "lfm2.gguf"
+    path.write_bytes(data[:at] + struct.pack("<I", 0) + data[at + 4 :])
+    with pytest.raises(ModelError, match=r"rope\.dimension_count is 0"):
+        Model(path)
+
+
+def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Path) -> None:
+    """A file that ends too early, an unknown architecture, more tensors than exist."""
+    data = make_model().read_bytes()
+    for number, bad in enumerate((data[: len(data) // 2], data[:24], data.replace(b"llama.block", b"llama.bolck"))):
+        path = tmp_path / f"bad-{number}.gguf"
+        path.write_bytes(bad)
+        with pytest.raises(ModelError, match=r"llama\.cpp cannot load this model") as caught:
+            Model(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value) and "/proc/" not in str(caught.value)

@@ -18,15 +18,7 @@ from reference import distance, nmse, same, stopping
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.positions import (
-    Patch,
-    align,
-    apply_patches,
-    changed_ranges,
-    is_ascending,
-    merge_ranges,
-    position_map,
-)
+from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
@@ -325,8 +317,12 @@ def naive(length: int, patches: Sequence[Patch]) -> list[int]:
 
 @given(patches_of())
 def test_tokens_are_those_of_slices_replaced_one_by_one(case: tuple[int, list[Patch]]) -> None:
+    """Also in a sequence with other tokens before it."""
     length, patches = case
+    assert is_ascending([patch.span for patch in patches], length)
     assert apply_patches(range(length), patches) == naive(length, patches)
+    before, moved = [500, 501, 502], [patch.offset(3) for patch in patches]
+    assert apply_patches([*before, *range(length)], moved) == before + naive(length, patches)
 
 
 @given(patches_of())
@@ -375,28 +371,6 @@ def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
     also -= {position for patch in patches for position in range(patch.first, patch.last)}
     first_move = next((patch.first for patch in patches if patch.grows), length)
     same = [at for at, token in enumerate(tokens) if token == at and token not in also and at < first_move]
-    found = [position for span in changed_ranges(patches, length, also) for position in range(*span)]
-    assert sorted({*range(len(tokens))} - {*same}) == found
-
-
-@given(st.lists(st.integers(0, 30)))
-def test_ranges_hold_the_positions_and_do_not_touch(positions: list[int]) -> None:
-    found = merge_ranges(positions)
-    assert [p for span in found for p in range(*span)] == sorted(set(positions))
-    assert all(one[1] < other[0] for one, other in pairwise(found))
-
-
-@given(patches_of(), st.integers(1, 5))
-def test_an_offset_is_that_of_tokens_put_before(case: tuple[int, list[Patch]], by: int) -> None:
-    length, patches = case
-    before = list(range(500, 500 + by))
-    moved = [patch.offset(by) for patch in patches]
-    assert apply_patches([*before, *range(length)], moved) == before + naive(length, patches)
-
-
-def test_only_ranges_inside_that_ascend() -> None:
-    assert is_ascending([], 0) and is_ascending([(0, 2), (2, 2), (2, 5)], 5)
-    assert not is_ascending([(0, 2), (1, 3)], 5)  # overlap
-    assert not is_ascending([(3, 4), (0, 1)], 5)
-    assert not is_ascending([(2, 1)], 5) and not is_ascending([(-1, 1)], 5)
-    assert not is_ascending([(4, 6)], 5)
+    spans = changed_ranges(patches, length, also)
+    assert sorted({*range(len(tokens))} - {*same}) == [position for span in spans for position in range(*span)]
+    assert all(one[1] < other[0] for one, other in pairwise(spans))

@@ -382,11 +382,6 @@ def test_dry_penalizes_a_repetition(model: Model, options: dict[str, Any], penal
     assert continued(model, 0.01, history="abcexabd", **options) == "d"
 
 
-def test_dry_needs_the_model() -> None:
-    with pytest.raises(EngineError, match="dry_multiplier needs a model"):
-        Sampler(SamplerOptions(dry_multiplier=0.8))
-
-
 def test_breakers_of_any_text_are_used(model: Model) -> None:
     """Also of characters that several tokens hold the bytes of."""
     for text in ("é", "日本", "🙂", "\ufffd", "\x01", "x" * 20):
@@ -411,6 +406,9 @@ def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> N
         SamplerOptions(**{key: value})
 
 
-def test_top_k_does_not_wrap() -> None:
+def test_options_that_a_sampler_cannot_use() -> None:
+    """A top_k that would wrap, and DRY without a model's tokenizer."""
     with pytest.raises(EngineError, match="top_k is 4294967297"):
         Sampler(SamplerOptions(temperature=1.0, top_k=2**32 + 1))
+    with pytest.raises(EngineError, match="dry_multiplier needs a model"):
+        Sampler(SamplerOptions(dry_multiplier=0.8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,31 +86,19 @@ def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment, sea
     assert len(sequence) == len(SKILL)
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    append = Context.append
-
-    def counted(self: Context, tokens: Any, *given: Any) -> None:
-        found.append(sum(map(len, tokens.values())))
-        append(self, tokens, *given)
-
-    monkeypatch.setattr(Context, "append", counted)
-    return found
-
-
-def test_a_notebook_is_divided(sequence: KVSequence, batches: list[int]) -> None:
+def test_a_notebook_is_divided(sequence: KVSequence, decoded: list[int]) -> None:
     """The next tokens go into a batch of their own, whatever triggers the decode; the logits are those of the last
     token."""
+    decoded.clear()
     sequence.append(LEFT)
     sequence.divide()
     sequence.append(ASK)
     found = sequence.logits()
-    assert batches == [len(LEFT), len(ASK)]
+    assert decoded == [len(LEFT), len(ASK)]
     sequence.truncate(0)
     sequence.append([*LEFT, *ASK])
     assert nmse(sequence.logits(), found) < 1e-5
-    assert batches[2:] == [len(LEFT) + len(ASK)]
+    assert decoded[2:] == [len(LEFT) + len(ASK)]
 
 
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:

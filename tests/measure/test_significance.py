@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import pytest
 
@@ -16,14 +15,6 @@ from notes_cli.measure.calibrate import CLASSES, ROW, SAFEST, finding, is_page, 
 def right(count: int, of: int = 52) -> list[bool]:
     """The first cases right, the others wrong."""
     return [number < count for number in range(of)]
-
-
-def last(count: int, of: int = 52) -> list[bool]:
-    return right(count, of)[::-1]
-
-
-def chosen(table: Mapping[str, list[bool]]) -> str:
-    return choose(table, "erratum", CLASSES, SAFEST).name
 
 
 def test_intervals_are_exact() -> None:
@@ -47,7 +38,7 @@ def test_six_of_six_prove_it_and_five_do_not() -> None:
     """Cases where both are right or both wrong do not count."""
     assert better(right(40), right(34)) and not better(right(39), right(34))
     assert not better(right(34), right(40)) and not better(right(40), right(40))
-    assert not better(right(30), last(30))  # each wins where the other loses
+    assert not better(right(30), right(30)[::-1])  # each wins where the other loses
     assert as_good(right(52), right(52)) and not as_good(right(48), right(52)) and as_good(right(24, 24), right(24, 24))
 
 
@@ -81,7 +72,7 @@ def test_few_cases_prove_nothing(cases: int) -> None:
     choice = choose({"erratum": right(0, cases), "field": right(cases, cases)}, "erratum", CLASSES, SAFEST)
     assert (choice.name, choice.proven) == ("erratum", False) and f"{LEAST} at least" in choice.why
     enough = {"erratum": right(0, LEAST), "field": right(LEAST, LEAST)}
-    assert chosen(enough) == "field"
+    assert choose(enough, "erratum", CLASSES, SAFEST).name == "field"
 
 
 IDENTITY = Identity("some|model", "llama", "Q8_0", "f" * 64, "r", "norm base 10000", "f16/f16", "")

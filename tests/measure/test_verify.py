@@ -57,11 +57,7 @@ from notes_cli.text.skill import Skill
 from ..conftest import MakeWorkspace
 from ..refused import refused
 
-GOOD = Case(
-    *("Why?", (), 1.0, 0.0, True, "a", "a", 0.5, None),
-    spliced=3,
-    moved=True,
-)
+GOOD = Case(*("Why?", (), 1.0, 0.0, True, "a", "a", 0.5, None), spliced=3, moved=True)
 
 
 @pytest.mark.parametrize(
@@ -291,11 +287,11 @@ ERROR = LayerError(0, "attention", 0.1, 0.2, 3)
 
 
 @pytest.fixture
-def session(workspace: Workspace, skill: Skill) -> Iterator[Session]:
-    """One turn, spliced at its compiled position: exact."""
+def session(request: pytest.FixtureRequest, workspace: Workspace, skill: Skill) -> Iterator[Session]:
+    """One turn, spliced at its compiled position: exact. By this parameter after a system text: moved."""
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
-        prompt = Prompt("Why?", [compile_skill(workspace, skill)])
+        prompt = Prompt("Why?", [compile_skill(workspace, skill)], system=getattr(request, "param", None))
         session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
         yield session
@@ -307,8 +303,7 @@ def verified(session: Session) -> SessionReport:
 
 
 @pytest.mark.parametrize(
-    ("point", "passed"),
-    [(ASKED, True), (replace(ASKED, decision="b"), False), (replace(ASKED, cosine=0.9), False)],
+    ("point", "passed"), [(ASKED, True), (replace(ASKED, decision="b"), False), (replace(ASKED, cosine=0.9), False)]
 )
 def test_which_sessions_pass(point: Point, passed: bool) -> None:
     """Equal decisions, and a mean cosine of 0.99."""
@@ -328,7 +323,7 @@ def test_a_session_is_its_prefill(session: Session) -> None:
     assert report.passed and report.cosine > 0.9999 and not report.causes
     assert max(report.largest.k, report.largest.v) < 0.01
     assert [(edit.text, edit.how) for edit in report.edits] == [
-        *(("date=2026-07-01", "erratum"), ("date=2026-07-02", "erratum"), ("tier=basic", "suffix")),
+        *(("date=2026-07-01", "erratum"), ("date=2026-07-02", "erratum"), ("tier=basic", "suffix"))
     ]
 
 
@@ -342,14 +337,10 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
 
 
-def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: Skill) -> None:
+@pytest.mark.parametrize("session", ["Be kind."], indirect=True)
+def test_rows_of_another_left_context_are_a_reason(session: Session) -> None:
     """A moved skill was compiled after a different context."""
-    with Sessions(paths().sessions).locked("mine", new=True) as stored:
-        session = Session(workspace, stored)
-        prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
-        assert verified(session).causes == {Cause.OTHER_CONTEXT: ("returns",)}
+    assert verified(session).causes == {Cause.OTHER_CONTEXT: ("returns",)}
 
 
 def test_the_session_stays_as_it_is(session: Session) -> None:

@@ -197,6 +197,7 @@ def test_rows_of_other_shapes_are_refused(workspace: Workspace) -> None:
 
 
 def broken(segment: Segment, layer: int, change: Callable[[LayerRows], LayerRows]) -> Segment:
+    """Return the segment with other rows in one layer."""
     layers = list(segment.layers)
     layers[layer] = change(layers[layer])
     return replace(segment, layers=tuple(layers))
@@ -221,15 +222,6 @@ def shared(workspace: Workspace, tmp_path: Path) -> Path:
     write_segment(tmp_path / "own.gguf", compile_skill(workspace, RETURNS))
     export(tmp_path / "own.gguf", tmp_path / "shared.gguf")
     return tmp_path / "shared.gguf"
-
-
-def altered(path: Path, change: Callable[[LayerRows], LayerRows], layer: int = -1) -> Path:
-    """Return the same file with other rows in one layer, and right checksums."""
-    segment = open_segment(path)
-    layers = list(segment.layers)
-    layers[layer] = change(layers[layer])
-    write_segment(path, replace(segment, layers=tuple(layers)))
-    return path
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -284,7 +276,7 @@ def test_forged_rows_are_refused(
     workspace: Workspace, shared: Path, change: Callable[[LayerRows], LayerRows], layer: int, says: str
 ) -> None:
     """With right checksums, a right header and other rows nothing is imported; with trust it is."""
-    altered(shared, change, layer)
+    write_segment(shared, broken(open_segment(shared), layer, change))
     with refused(SegmentError, says):
         import_segment(workspace, shared)
     assert not workspace.library.entries()
@@ -311,7 +303,8 @@ def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tm
     workspace = make_workspace("mamba")
     write_segment(tmp_path / "a.gguf", compile_skill(workspace, RETURNS))
     assert import_segment(workspace, tmp_path / "a.gguf", name="honest").how == "rows"
-    altered(tmp_path / "a.gguf", lambda rows: replace(rows, v=rows.v * np.float16(1.1)), layer=0)
+    forged = broken(open_segment(tmp_path / "a.gguf"), 0, lambda rows: replace(rows, v=rows.v * np.float16(1.1)))
+    write_segment(tmp_path / "a.gguf", forged)
     with refused(SegmentError, "layer 0, state of the recurrence: off by 0.1"):
         import_segment(workspace, tmp_path / "a.gguf", name="forged")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.engine.context import Context
 from notes_cli.engine.segment import STORED_TYPES, Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.explanations import why
@@ -386,21 +384,6 @@ SKILLS = [
 ]
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count the tokens that each call of llama.cpp decodes."""
-    found: list[int] = []
-    append = Context.append
-
-    def counting(self: Context, tokens: Any, *more: Any, **others: Any) -> None:
-        append(self, tokens, *more, **others)
-        found.append(sum(map(len, tokens.values())))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "append", counting)
-        yield found
-
-
 def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> list[list[bytes]]:
     paths = [compile_to_library(workspace, skill, force=True, **how).path for skill in skills]
     return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
@@ -420,17 +403,18 @@ def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, ki
     assert workspace.context.n_leased == workspace.context.used == 0
 
 
-def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, decoded: list[int]) -> None:
     """Each skill in its own call, and the left context once. The control: three times, separately."""
     workspace = make_workspace()
     left, own = len(workspace.left_context), [len(workspace.tokens_of(skill)) for skill in SKILLS]
     workspace.measure_rotation()
-    with counted(monkeypatch) as calls:
+    decoded.clear()
+    files(workspace)
+    assert decoded == [left, own[0], left, own[1], left, own[2]]
+    decoded.clear()
+    with workspace.compiling():
         files(workspace)
-    assert calls == [left, own[0], left, own[1], left, own[2]]
-    with counted(monkeypatch) as calls, workspace.compiling():
-        files(workspace)
-    assert calls == [left, *own]
+    assert decoded == [left, *own]
 
 
 def test_other_work_between_them(workspace: Workspace) -> None:
@@ -489,8 +473,6 @@ SMALL = [kv for kv in STORED_TYPES if kv != "f16"]
 
 
 def rules_of(words: str) -> Skill:
-    from notes_cli.text.skill import parse_skill
-
     return parse_skill(words, source="rules.txt", default="rules")
 
 
@@ -530,24 +512,16 @@ def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int |
             assert bits(open_segment(done.path)) == bits(fresh)
 
 
-def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_compile_goes_on_exactly(interrupted: tuple[Workspace, Path]) -> None:
     """The checkpoint is not rounded: the file equals that of an uninterrupted compile."""
-    monkeypatch.setattr(compiling_module, "KEEP", 0.0)
-    monkeypatch.setattr(compiling_module, "COST", 0.0)
-    workspace = Workspace(workspace.model.path, replace(workspace.options, n_ubatch=64))
-    with workspace:
-
-        def stop(done: int, total: int) -> None:
-            if done > 0.6 * total:
-                raise KeyboardInterrupt
-
-        whole = compile_skill(workspace, rules_of(RULES), kv="q8_0")
-        with pytest.raises(KeyboardInterrupt):
-            compile_to_library(workspace, rules_of(RULES), progress=stop, kv="q8_0")
-        path = workspace.library.path("rules", workspace.identity)
-        assert peek(checkpoint_path(path)).kv == "f16"
-        done = compile_to_library(workspace, rules_of(RULES), kv="q8_0")
-        assert 0 < done.decoded < done.tokens and bits(open_segment(path)) == bits(whole)
+    workspace, path = interrupted
+    checkpoint_path(path).unlink()
+    whole = compile_skill(workspace, text_of(TEXT), kv="q8_0")
+    with pytest.raises(KeyboardInterrupt):
+        compile_to_library(workspace, text_of(TEXT), progress=stop, kv="q8_0")
+    assert peek(checkpoint_path(path)).kv == "f16"
+    done = compile_to_library(workspace, text_of(TEXT), kv="q8_0")
+    assert 0 < done.decoded < done.tokens and bits(open_segment(path)) == bits(whole)
 
 
 def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
