@@ -100,7 +100,7 @@ def test_rewrite_equals_the_same_edit_by_other_means(
 
 def test_failed_calls_leave_the_sequence_as_it_was(load: Callable[..., Model]) -> None:
     """Occupied positions, missing rows, NaN rows, a full cache: refused in words, nothing changed. (Tokens that there
-    are not: test_ranges.py.)"""
+    are not: test_limits.py.)"""
     with open_context(load("llama"), "f16") as ctx:
         ctx.append({0: SKILL})
         rows = ctx.read(0, 0, len(SKILL), base=0)
