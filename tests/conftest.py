@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -126,6 +126,27 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*stores, "NOTES_MODEL", "NOTES_RPC", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens that each call of llama.cpp decodes, appended or in place."""
+    from notes_cli.engine.context import Context
+
+    counts: list[int] = []
+    append, rewrite = Context.append, Context.rewrite
+
+    def counted_append(self: Context, tokens: Any, *more: Any, **others: Any) -> None:
+        append(self, tokens, *more, **others)
+        counts.append(sum(map(len, tokens.values())))
+
+    def counted_rewrite(self: Context, seq_id: int, at: Any, tokens: Any) -> None:
+        rewrite(self, seq_id, at, tokens)
+        counts.append(len(tokens))
+
+    monkeypatch.setattr(Context, "append", counted_append)
+    monkeypatch.setattr(Context, "rewrite", counted_rewrite)
+    return counts
 
 
 MakeWorkspace = Callable[..., "Workspace"]

@@ -26,7 +26,7 @@ MARKERS = ("model", "zoo", "process", "pages", "bench")
 QUICK = " and ".join(f"not {marker}" for marker in MARKERS)  # the expression that `make quick` passes as -m
 FOLDERS = {"engine": ["model"], "editing": ["model"], "serve": ["model", "process"], "bench": ["bench"]}
 FILES = {"test_pages.py": ["pages", "process"], "serve/test_document.py": ["pages"]}
-LOAD_IT_LATER = ("test_python.py", "commands/test_begin.py", "sessions/test_lines.py")
+LOAD_IT_LATER = ("test_python.py", "commands/test_begin.py")
 FILES |= {name: ["model"] for name in LOAD_IT_LATER}  # they load llama.cpp in a test
 NAMES = {
     "model": {"make_model", "write_model", "smollm2", "shipped_model", "notes_cli.lib"},

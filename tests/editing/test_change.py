@@ -30,13 +30,6 @@ def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> It
         yield loaded
 
 
-@pytest.fixture(scope="module")
-def merging() -> Iterator[Model]:
-    """The tokenizer of the model that ships."""
-    with Model(shipped_model()) as loaded:
-        yield loaded
-
-
 def filled(parts: Parts, values: dict[str, str]) -> str:
     return "".join(text + values[name] for text, name in parts)
 
@@ -100,6 +93,7 @@ def test_a_patch_for_every_place_of_a_field(model: Model) -> None:
     assert all(model.text(patch.tokens).strip() == "silver" for patch in found.patches)
 
 
+@pytest.mark.parametrize("model", ["shipped"], indirect=True)
 @pytest.mark.parametrize(
     ("parts", "value", "patches"),
     [
@@ -109,13 +103,13 @@ def test_a_patch_for_every_place_of_a_field(model: Model) -> None:
     ],
 )
 def test_neighbours_that_become_other_tokens(
-    merging: Model, parts: Parts, value: str, patches: list[tuple[int, int, str]]
+    model: Model, parts: Parts, value: str, patches: list[tuple[int, int, str]]
 ) -> None:
-    """A single patch covers everything that differs."""
-    segment = segment_of(merging, parts, {"x": "?", "y": "2"})
-    found = change(merging, segment, {"x": value})
+    """A single patch covers everything that differs, where tokens merge."""
+    segment = segment_of(model, parts, {"x": "?", "y": "2"})
+    found = change(model, segment, {"x": value})
     assert found is not None
-    assert [(patch.first, patch.last, merging.text(patch.tokens)) for patch in found.patches] == patches
+    assert [(patch.first, patch.last, model.text(patch.tokens)) for patch in found.patches] == patches
 
 
 def test_a_value_that_is_none(model: Model) -> None:

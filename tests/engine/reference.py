@@ -17,6 +17,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.vision import ImageEmbeddings
 
 LoadZoo = Callable[..., Model]
 Rows = Sequence[LayerRows]
@@ -76,6 +77,21 @@ def decode(context: Context, tokens: Sequence[int], position: int, seq_id: int =
     finally:
         llama.llama_batch_free(batch)
     return context.logits()
+
+
+def shown(ctx: Context, part: ImageEmbeddings, at: int) -> int:
+    """Decode a text, or an image with the tokens that mark it, from a position on; returns the next position."""
+    done = 0
+    for image, rows in zip(part.media, part.rows, strict=True):
+        if done < image.first:
+            decode(ctx, part.tokens[done : image.first], at)
+        at += image.first - done
+        axes = None if part.axes is None else part.axes[image.first : image.last] - part.axes[image.first, 0]
+        ctx.decode_embeddings(0, at, rows, axes, whole=part.whole)
+        done, at = image.last, at + image.positions
+    if done < len(part.tokens):
+        decode(ctx, part.tokens[done:], at)
+    return at + len(part.tokens) - done
 
 
 def edit_in_place(context: Context, edits: dict[int, int]) -> None:

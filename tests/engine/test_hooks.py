@@ -100,7 +100,7 @@ def test_rewrite_equals_the_same_edit_by_other_means(
 
 def test_failed_calls_leave_the_sequence_as_it_was(load: Callable[..., Model]) -> None:
     """Occupied positions, missing rows, NaN rows, a full cache: refused in words, nothing changed. (Tokens that there
-    are not: test_ranges.py.)"""
+    are not: test_limits.py.)"""
     with open_context(load("llama"), "f16") as ctx:
         ctx.append({0: SKILL})
         rows = ctx.read(0, 0, len(SKILL), base=0)
@@ -144,28 +144,20 @@ def stock_memory(ctx: Context) -> object:
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_rows_that_overflow_the_cache_are_refused_and_poison_nobody(model: Model, flash: str) -> None:
-    """A finite f32 row that is infinite as f16 is refused, and another sequence of the stream stays finite."""
+    """A finite f32 row that is infinite as f16 is refused, and so are two large elements of a pair that turn into one
+    which f16 cannot hold; another sequence of the stream stays finite."""
     with open_context(model, "f16", flash, n_sequences=2, unified=True) as ctx:
         ctx.append({0: SKILL})
-        read = ctx.read(0, 0, 48, base=0)
-        rows = [LayerRows(r.layer, r.k.astype(np.float32), r.v.astype(np.float32)) for r in read]
+        large = ctx.read(0, 0, 48, base=0)
+        rows = [LayerRows(r.layer, r.k.astype(np.float32), r.v.astype(np.float32)) for r in large]
         rows[0].v[3, 5] = 1e6
-        with pytest.raises(EngineError, match="NaN or infinity"):
-            ctx.splice(1, 0, SKILL, rows, 0)
+        large[0].k[:] = 60000.0
+        for position, wrong in ((0, rows), (100, large)):
+            with pytest.raises(EngineError, match="NaN or infinity"):
+                ctx.splice(1, position, SKILL, wrong, 0)
+            assert ctx.length(1) == 0
         ctx.append({0: QUESTION})
         assert np.isfinite(ctx.logits()).all()
-
-
-def test_rows_that_overflow_by_the_turn_are_refused(model: Model) -> None:
-    """Two large finite elements of a pair can turn into one that f16 cannot hold."""
-    with open_context(model, "f16") as ctx:
-        ctx.append({0: SKILL})
-        rows = ctx.read(0, 0, 48, base=0)
-        ctx.clear()
-        rows[0].k[:] = 60000.0
-        with pytest.raises(EngineError, match="NaN or infinity"):
-            ctx.splice(0, 100, SKILL, rows, 0)
-        assert ctx.length(0) == 0
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
@@ -280,27 +272,21 @@ def interrupted(method: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def test_interrupted_lookahead_leaves_no_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_context(model, "f16") as ctx:
-        sequence = KVSequence(ctx)
-        sequence.append(SKILL)
-        sequence.flush()
-        monkeypatch.setattr(ctx, "append", interrupted(ctx.append))
-        with pytest.raises(KeyboardInterrupt):
-            sequence.lookahead(QUESTION)
-        assert ctx.length(0) == len(sequence) == 48
-
-
 def test_logits_after_an_interrupt_and_after_truncation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token has a row but its logits are gone: it is decoded once more, to the same logits."""
+    """The last token has a row but its logits are gone: it is decoded once more, to the same logits. An interrupted
+    lookahead leaves no rows."""
     with open_context(model) as ctx:
         sequence = KVSequence(ctx)
         sequence.append(SKILL)
         expected = sequence.logits()
-        sequence.append(QUESTION)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch:
             patch.setattr(ctx, "append", interrupted(ctx.append))
-            sequence.flush()
+            with pytest.raises(KeyboardInterrupt):
+                sequence.lookahead(QUESTION)
+            assert ctx.length(0) == len(sequence) == 48
+            sequence.append(QUESTION)
+            with pytest.raises(KeyboardInterrupt):
+                sequence.flush()
         assert ctx.length(0) == 54
         sequence.logits()
         sequence.truncate(48)

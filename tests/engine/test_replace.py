@@ -1,12 +1,12 @@
-"""Tests of replacing tokens inside a sequence: later rows move, no others, and no failure leaves a wrong row."""
+"""Tests of replacing tokens inside a sequence: patches add up, later rows move, no failure leaves a wrong row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from reference import distance, nmse, same, stopping
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.positions import Patch
+from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 from notes_cli.explanations import why
 
+from ..conftest import MakeModel
 from ..refused import refused
 
 BOUND = {"f32": 1e-6, "f16": 1e-5}
@@ -35,7 +36,7 @@ LONGER, SHORTER = Patch(20, 22, (1, 2, 3, 4)), Patch(30, 34, (5, 6))
 
 
 @pytest.fixture(scope="module")
-def load(make_model: Callable[..., Path]) -> Iterator[Callable[..., Context]]:
+def load(make_model: MakeModel) -> Iterator[Callable[..., Context]]:
     """One context for each kind of model and cache; empty when it is handed out."""
     with ExitStack() as opened:
         load = cache(lambda kind: opened.enter_context(Model(make_model(kind))))
@@ -292,3 +293,84 @@ def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
             seq.replace([LONGER])
     assert seq.tokens.tolist() == TEXT[:20]
     assert goes_on_right(seq, "f16")
+
+
+@st.composite
+def patches_of(draw: st.DrawFn) -> tuple[int, list[Patch]]:
+    """A length, and patches of as many tokens: shorter, longer, empty ones and insertions, neighbours too."""
+    length = draw(st.integers(0, 12))
+    cuts = sorted(draw(st.lists(st.integers(0, length), max_size=8)))
+    pairs = list(zip(cuts[::2], cuts[1::2], strict=False))
+    sizes = draw(st.lists(st.integers(0, 3), min_size=len(pairs), max_size=len(pairs)))
+    fresh = iter(range(1000, 2000))
+    return length, [
+        Patch(first, last, [next(fresh) for _ in range(size)]) for (first, last), size in zip(pairs, sizes, strict=True)
+    ]
+
+
+def naive(length: int, patches: Sequence[Patch]) -> list[int]:
+    tokens = list(range(length))
+    for patch in reversed(patches):
+        tokens[patch.first : patch.last] = patch.tokens
+    return tokens
+
+
+@given(patches_of())
+def test_tokens_are_those_of_slices_replaced_one_by_one(case: tuple[int, list[Patch]]) -> None:
+    """Also in a sequence with other tokens before it."""
+    length, patches = case
+    assert is_ascending([patch.span for patch in patches], length)
+    assert apply_patches(range(length), patches) == naive(length, patches)
+    before, moved = [500, 501, 502], [patch.offset(3) for patch in patches]
+    assert apply_patches([*before, *range(length)], moved) == before + naive(length, patches)
+
+
+@given(patches_of())
+def test_what_stays_is_where_shift_says(case: tuple[int, list[Patch]]) -> None:
+    length, patches = case
+    tokens, shift = naive(length, patches), position_map(patches)
+    gone = {position for patch in patches for position in range(patch.first, patch.last)}
+    for position in set(range(length)) - gone:
+        assert tokens[shift(position)] == position
+    assert shift(length) == len(tokens)
+
+
+@given(patches_of())
+def test_what_gives_way_stays_inside_of_what_takes_its_place(case: tuple[int, list[Patch]]) -> None:
+    """And its order stays: pieces whose ends are shifted neither overlap nor swap."""
+    length, patches = case
+    tokens, shift = naive(length, patches), position_map(patches)
+    for patch in patches:
+        for position in range(patch.first, patch.last):
+            start = tokens.index(patch.tokens[0]) if patch.tokens else shift(patch.first)
+            assert shift(position) == start + min(position - patch.first, len(patch.tokens))
+    places = [shift(position) for position in range(length + 1)]
+    assert places == sorted(places)
+
+
+@given(patches_of())
+def test_alignment_covers_both_sequences_once(case: tuple[int, list[Patch]]) -> None:
+    length, patches = case
+    tokens, parts = naive(length, patches), align(patches, length)
+    assert [part.patch for part in parts if part.patch] == patches
+    assert [p for part in parts for p in range(*part.before)] == list(range(length))
+    assert [p for part in parts for p in range(*part.after)] == list(range(len(tokens)))
+    for part in parts:
+        expected = part.patch.tokens if part.patch else list(range(*part.before))
+        assert tokens[slice(*part.after)] == expected
+
+
+@given(patches_of(), st.data())
+def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
+    case: tuple[int, list[Patch]], data: st.DataObject
+) -> None:
+    """All tokens from the first patch of another length on count as moved, also if later patches move them back."""
+    length, patches = case
+    tokens = naive(length, patches)
+    also = data.draw(st.sets(st.integers(0, length - 1))) if length else set()
+    also -= {position for patch in patches for position in range(patch.first, patch.last)}
+    first_move = next((patch.first for patch in patches if patch.grows), length)
+    same = [at for at, token in enumerate(tokens) if token == at and token not in also and at < first_move]
+    spans = changed_ranges(patches, length, also)
+    assert sorted({*range(len(tokens))} - {*same}) == [position for span in spans for position in range(*span)]
+    assert all(one[1] < other[0] for one, other in pairwise(spans))

@@ -1,22 +1,23 @@
-"""Tests of KVSequence: its tokens and pieces always agree with the cache."""
+"""Tests of KVSequence: tokens and pieces agree with the cache, decisions with log-probabilities by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from reference import nmse
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.decision import decide, log_softmax
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, NotesError
 
+from ..conftest import MakeModel
 from ..refused import refused
 
 LEFT = np.arange(10, 18, dtype=np.int32)
@@ -25,7 +26,7 @@ ASK = np.array([72, 105, 63], np.int32)
 
 
 @pytest.fixture(scope="module")
-def context(make_model: Callable[..., Path]) -> Iterator[Context]:
+def context(make_model: MakeModel) -> Iterator[Context]:
     """One context for all tests here; each empties it."""
     with Model(make_model("llama")) as model, Context(model, ContextOptions(n_ctx=512, n_threads=1)) as made:
         yield made
@@ -85,31 +86,19 @@ def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment, sea
     assert len(sequence) == len(SKILL)
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    found: list[int] = []
-    append = Context.append
-
-    def counted(self: Context, tokens: Any, *given: Any) -> None:
-        found.append(sum(map(len, tokens.values())))
-        append(self, tokens, *given)
-
-    monkeypatch.setattr(Context, "append", counted)
-    return found
-
-
-def test_a_notebook_is_divided(sequence: KVSequence, batches: list[int]) -> None:
+def test_a_notebook_is_divided(sequence: KVSequence, decoded: list[int]) -> None:
     """The next tokens go into a batch of their own, whatever triggers the decode; the logits are those of the last
     token."""
+    decoded.clear()
     sequence.append(LEFT)
     sequence.divide()
     sequence.append(ASK)
     found = sequence.logits()
-    assert batches == [len(LEFT), len(ASK)]
+    assert decoded == [len(LEFT), len(ASK)]
     sequence.truncate(0)
     sequence.append([*LEFT, *ASK])
     assert nmse(sequence.logits(), found) < 1e-5
-    assert batches[2:] == [len(LEFT) + len(ASK)]
+    assert decoded[2:] == [len(LEFT) + len(ASK)]
 
 
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:
@@ -196,3 +185,77 @@ def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pyt
     assert len(sequence) == 8
     sequence.logits()
     assert sequence.context.length(0) == 8
+
+
+PROMPT = "May I return this? Answer:"
+
+
+@pytest.fixture(scope="module")
+def exact(make_model: MakeModel) -> Iterator[Context]:
+    """One context of a model in which no answer is certain, for all tests here; f32 for comparisons by hand."""
+    with (
+        Model(make_model("gemma")) as model,
+        Context(model, ContextOptions(n_ctx=256, n_threads=1, type_k="f32", type_v="f32")) as made,
+    ):
+        yield made
+
+
+def prompted(exact: Context, *more: int) -> KVSequence:
+    """A fresh sequence with the prompt and the tokens after it."""
+    exact.clear()
+    seq = KVSequence(exact)
+    seq.append([*exact.model.tokenize(PROMPT), *more])
+    return seq
+
+
+def by_hand(exact: Context, text: str, ending: bool) -> float:
+    """Log-probability of a text after the prompt, one plain append a token; with the end of the answer if asked."""
+    total, before = 0.0, []
+    for token in map(int, exact.model.tokenize(text)):
+        total += float(log_softmax(prompted(exact, *before).logits())[token])
+        before.append(token)
+    if ending:
+        total += float(log_softmax(prompted(exact, *before).logits())[exact.model.end_tokens].max())
+    return total
+
+
+@pytest.mark.parametrize(
+    ("choices", "ending"),
+    [(["accepted", "refused"], False), (["no", "not sure"], True), (["a", "b", "c", "ab"], True), (["é", "日"], False)],
+)
+def test_probabilities_are_those_of_plain_appends(exact: Context, choices: list[str], ending: bool) -> None:
+    """Softmax over the summed log-probabilities, the better of with and without a blank; prefixes count their end."""
+    scores = np.array([max(by_hand(exact, blank + choice, ending) for blank in ("", " ")) for choice in choices])
+    expected = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+    decision = decide(prompted(exact), choices)
+    assert list(decision.probabilities) == choices
+    np.testing.assert_allclose(list(decision.probabilities.values()), expected, rtol=1e-3)
+    assert decision.choice == choices[int(expected.argmax())]
+    ranked = np.sort(expected)
+    assert decision.margin == pytest.approx(ranked[-1] - ranked[-2], rel=1e-2, abs=1e-4)
+
+
+def test_the_notebook_is_usable_afterwards(exact: Context) -> None:
+    with Sampler(SamplerOptions()) as sampler:
+        undisturbed = list(prompted(exact).generate(sampler, 5))
+        seq = prompted(exact)
+        before, logits = seq.tokens.tolist(), seq.logits()
+        first = decide(seq, ["no", "not sure", "maybe not"])
+        assert seq.tokens.tolist() == before and exact.length(0) == len(before)
+        assert (seq.logits() == logits).all()
+        again = decide(seq, ["no", "not sure", "maybe not"])
+        assert again.probabilities == pytest.approx(first.probabilities)
+        assert list(seq.generate(sampler, 5)) == undisturbed
+
+
+@pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
+def test_choices_that_leave_nothing_to_decide(exact: Context, choices: list[str]) -> None:
+    with pytest.raises(NotesError, match="two or more different answers"):
+        decide(prompted(exact), choices)
+
+
+def test_a_choice_longer_than_the_context(exact: Context) -> None:
+    seq = prompted(exact)
+    with pytest.raises(NotesError, match="too small"):
+        decide(seq, ["x" * 500, "y"])
+    assert decide(seq, ["x", "y"]).choice in ("x", "y")

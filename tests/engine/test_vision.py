@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from projectors import image_bytes, write_projector
-from reference import LoadZoo, decode, distance, nmse, open_context, same
+from reference import LoadZoo, decode, distance, nmse, open_context, same, shown
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -25,28 +25,13 @@ from notes_cli.images import read_picture
 
 # A model of the zoo and a projector of a kind that such models are published with, or one that gives rows of the same
 # kind: on several axes, on one, or on one and seeing each other.
+ONE_AXIS = ("llama", "qwen2", "qwen3", "internlm2", "minicpm", "phi3", "granite", "smollm3")
 PAIRS = [
-    ("qwen2vl-dense", "qwen2vl_merger"),
-    ("qwen3vl-dense", "qwen3vl_merger"),
-    ("qwen3vlmoe-moe", "qwen3vl_merger"),
-    ("glm4-dense", "qwen2vl_merger"),
-    ("glm4moe-moe", "qwen2vl_merger"),
-    ("paddleocr-moe", "qwen2vl_merger"),
-    ("llama-dense", "mlp"),
-    ("llama-dense", "pixtral"),
-    ("mistral3-dense", "pixtral"),
-    ("llama4-moe", "mlp"),
-    ("qwen2-dense", "mlp"),
-    ("qwen3-dense", "mlp"),
-    ("internlm2-dense", "mlp"),
-    ("minicpm-dense", "mlp"),
-    ("phi3-dense", "mlp"),
-    ("granite-dense", "mlp"),
-    ("deepseek2-moe", "mlp"),
-    ("smollm3-dense", "mlp"),
-    ("gemma3-dense", "gemma3"),
-    ("gemma3n-dense", "rows"),
-    ("gemma4-dense", "rows"),
+    *((name, "qwen2vl_merger") for name in ("qwen2vl-dense", "glm4-dense", "glm4moe-moe", "paddleocr-moe")),
+    *((name, "qwen3vl_merger") for name in ("qwen3vl-dense", "qwen3vlmoe-moe")),
+    *((name, "mlp") for name in ("llama4-moe", "deepseek2-moe", *(f"{name}-dense" for name in ONE_AXIS))),
+    *((name, "pixtral") for name in ("llama-dense", "mistral3-dense")),
+    *(("gemma3-dense", "gemma3"), ("gemma3n-dense", "rows"), ("gemma4-dense", "rows")),
 ]
 # The zoo's sections hide the axes after the first; those of released models show them, and one has pairs that no axis
 # of a text or an image turns (the last of qwen3vl's are neither time nor row nor column).
@@ -223,21 +208,6 @@ def test_a_text_with_images_in_it_moves_as_one(
         assert nmse(asked(ours, at), logits) > 5 * BOUNDS[kind]
 
 
-def shown(ctx: Context, part: ImageEmbeddings, at: int) -> int:
-    """Decode a text, or an image with the tokens that mark it, from a position on; returns the next position."""
-    done = 0
-    for image, rows in zip(part.media, part.rows, strict=True):
-        if done < image.first:
-            decode(ctx, part.tokens[done : image.first], at)
-        at += image.first - done
-        axes = None if part.axes is None else part.axes[image.first : image.last] - part.axes[image.first, 0]
-        ctx.decode_embeddings(0, at, rows, axes, whole=part.whole)
-        done, at = image.last, at + image.positions
-    if done < len(part.tokens):
-        decode(ctx, part.tokens[done:], at)
-    return at + len(part.tokens) - done
-
-
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
 @pytest.mark.parametrize("new", [(), (7,), tuple(range(2, 40))])
 def test_an_image_gives_way_as_a_whole(
@@ -380,10 +350,12 @@ def test_one_that_does_not_fit_leaves_the_notebook_as_it_was(sight: Callable[...
         ("wide", "mismatch between text model"),
         ("deepseek4v", "cannot move"),
         ("damaged", "were|bytes"),
+        ("limits", "makes no image of 2 rows"),
     ],
 )
 def test_a_wrong_projector_is_refused(load_zoo: LoadZoo, tmp_path: Path, wrong: str, message: str) -> None:
-    """A model, one of another width, one whose images depend on the prompt, half a file: one line, no abort."""
+    """A model, one of another width, one whose images depend on the prompt, half a file, a maximum below the minimum:
+    one line that names it, no abort."""
     model = load_zoo("qwen2vl-dense")
     path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 128 if wrong == "wide" else 256)
     if wrong == "text":
@@ -398,14 +370,7 @@ def test_a_wrong_projector_is_refused(load_zoo: LoadZoo, tmp_path: Path, wrong: 
     elif wrong == "damaged":
         path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelError, match=message):
-        VisionEncoder(model, path)
-
-
-def test_limits_that_no_image_meets_are_named(load_zoo: LoadZoo, tmp_path: Path) -> None:
-    """A maximum below the minimum is reported as an error of the limits, not of the projector."""
-    path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 256)
-    with pytest.raises(ModelError, match="makes no image of 2 rows"):
-        VisionEncoder(load_zoo("qwen2vl-dense"), path, max_tokens=2)
+        VisionEncoder(model, path, max_tokens=2 if wrong == "limits" else None)
 
 
 # Without a projector: images of any shape, shown by stock calls.

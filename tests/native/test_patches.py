@@ -1,10 +1,17 @@
-"""Tests of the patches to llama.cpp: groups, size of the hooks, refusals in builds without a group."""
+"""Tests of the build: groups of patches, the size of the hooks, graphs that changed, and the pinned binding."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import importlib.util
+import io
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +22,7 @@ from notes_cli.engine import native, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.errors import UnsupportedError
+from notes_cli.errors import EngineError, UnsupportedError
 
 from ..conftest import MakeModel
 
@@ -114,3 +121,163 @@ def test_what_llama_cpp_computes_wrongly_is_refused_without_the_fixes() -> None:
                 context.append({0: tokens, 1: tokens})
             context.append({0: tokens})
             context.append({1: tokens})
+
+
+PREPARED = ROOT / "build" / "zoo" / "llama.cpp" / "llama_cpp"  # from the checked sdist, as `make test` prepares it
+VERSION = (ROOT / "native" / "LLAMA_CPP_PYTHON").read_text().split()[0]
+
+
+def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python code in a process of its own, with these folders to import from."""
+    found = os.pathsep.join([*map(str, path), *sys.path])
+    environment = os.environ | variables | {"PYTHONPATH": found}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def sdist(path: Path, files: dict[str, str]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"llama_cpp_python-{VERSION}/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+def test_it_is_that_of_the_pinned_sdist() -> None:
+    """The modules equal those of the checked and patched sdist, and there is no other one."""
+    folder = Path(importlib.import_module("notes_cli.lib").__file__ or "").parent
+    modules = sorted(path.name for path in folder.glob("*.py"))
+    assert modules == ["__init__.py", "_ctypes_extensions.py", "llama_cpp.py", "mtmd_cpp.py"]
+    for name in modules:
+        assert (folder / name).read_bytes() == (PREPARED / name).read_bytes()
+    assert importlib.import_module("notes_cli.lib").__version__ == native.UPSTREAM == VERSION
+
+
+def test_another_sdist_is_refused(prepare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of that name with other bytes: its digest and the expected one are named, and nothing is unpacked."""
+    path = sdist(tmp_path / prepare.SDIST, {"llama_cpp/llama_cpp.py": "import os"})
+    monkeypatch.setenv("NOTES_SDIST", str(path))
+    with pytest.raises(SystemExit, match=f"SHA-256 is [0-9a-f]{{64}}, expected {prepare.SHA256}"):
+        prepare.make(tmp_path / "llama.cpp", [])
+    assert not (tmp_path / "llama.cpp").exists()
+
+
+def test_only_what_is_used_is_unpacked(prepare: ModuleType, tmp_path: Path) -> None:
+    """llama.cpp and the modules that bind llama.h and mtmd.h, with their licence; nothing outside of the folder."""
+    files = {name: name for name in prepare.BINDING}
+    files |= dict.fromkeys(("llama_cpp/llama.py", "llama_cpp/server/app.py", "vendor/llama.cpp/../../evil"), "")
+    path = sdist(tmp_path / "sdist.tar.gz", files | {"vendor/llama.cpp/src/llama.cpp": "int main() {}"})
+    prepare.unpack(path, tmp_path / "to" / "llama.cpp")
+    found = {each.relative_to(tmp_path / "to").as_posix() for each in (tmp_path / "to").rglob("*") if each.is_file()}
+    names = ("__init__.py", "llama_cpp.py", "mtmd_cpp.py", "_ctypes_extensions.py", "LICENSE.md")
+    assert found == {"llama.cpp/src/llama.cpp", *(f"llama.cpp/llama_cpp/{name}" for name in names)}
+
+
+def test_a_llama_cpp_beside_notes_is_left_alone(tmp_path: Path) -> None:
+    """It is not imported, its variable neither obeyed nor set, and it can be imported before or after."""
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text("import os\nFOUND = os.environ.get('LLAMA_CPP_LIB_PATH')\n")
+    code = """
+import os, sys
+before = dict(os.environ)
+{}
+from notes_cli.engine import native
+print(native.llama.llama_max_devices() > 0, "llama_cpp" in sys.modules, dict(os.environ) == before)
+import llama_cpp
+print(llama_cpp.FOUND, llama_cpp.__file__)
+"""
+    for first, there in (("", False), ("import llama_cpp", True)):
+        done = run(code.format(first), tmp_path, LLAMA_CPP_LIB_PATH="/nowhere")
+        assert done.stdout.splitlines() == [f"True {there} True", f"/nowhere {tmp_path / 'llama_cpp' / '__init__.py'}"]
+        assert done.stderr == ""
+
+
+def test_libraries_of_another_llama_cpp_are_not_taken_for_ours(tmp_path: Path) -> None:
+    """A process that has loaded a libllama and a libggml of that name still gets ours, with all they need."""
+    named = "-Wl,-install_name," if sys.platform == "darwin" else "-Wl,-soname,"
+    paths = []
+    for name in ("libllama.so", "libggml.so", "libggml-base.so", "libggml-cpu.so"):
+        paths.append(tmp_path / name)
+        command = ["cc", "-shared", "-x", "c", os.devnull, named + name, "-o", str(paths[-1])]
+        subprocess.run(command, check=True)
+    code = f"import ctypes\nkept = [ctypes.CDLL(path) for path in {list(map(str, paths))}]\n"
+    done = run(code + "from notes_cli.engine import devices\nprint(*devices.available())")
+    assert "CPU" in done.stdout and done.stderr == ""
+
+
+def test_no_backend_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None that can be loaded: a sentence with the folder, and no crash at the first model."""
+    functions = {"ggml_backend_dev_count": lambda: 0, "ggml_backend_load_all_from_path": lambda _: None}
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: type("Library", (), functions))
+    with pytest.raises(EngineError, match=r"none of the CPU backends in .* runs on this processor. Build it with"):
+        native._load_backends()
+
+
+LLAMA_CPP = ROOT / "build" / "zoo" / "llama.cpp"  # as `make zoo` and `make test` prepare it
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("graphs", ROOT / "native/graphs.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LIST", shutil.copy(module.LIST, tmp_path / "GRAPHS.sha256"))
+    return module
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama.cpp"
+    shutil.copytree(LLAMA_CPP / "src", folder / "src")
+    shutil.copy(LLAMA_CPP / ".notes-pristine", folder)
+    return folder
+
+
+def change(source: Path, name: str) -> None:
+    """Another version of llama.cpp has another file of that name: its digest before patching is another one."""
+    pristine = source / ".notes-pristine"
+    lines = [
+        f"{'0' * 64}  {file}" if file == f"src/models/{name}" else f"{digest}  {file}"
+        for digest, file in map(str.split, pristine.read_text().splitlines())
+    ]
+    assert lines != pristine.read_text().splitlines()
+    pristine.write_text("\n".join(lines) + "\n")
+
+
+def test_the_pinned_sources_are_those_that_were_read(graphs: ModuleType) -> None:
+    """All architectures that notes_graph.cpp names are on the list."""
+    assert graphs.refusal(LLAMA_CPP) == ""
+
+
+def test_a_changed_graph_is_named(graphs: ModuleType, source: Path) -> None:
+    """The build stops with instructions, and continues after `--accept`."""
+    change(source, "qwen3.cpp")
+    why = graphs.refusal(source)
+    assert "src/models/qwen3.cpp has changed" in why and why.count("has changed") == 1
+    assert "native/prepare.py build/llama.cpp --accept" in why and "\n" not in why
+    graphs.accept(source)
+    assert graphs.refusal(source) == ""
+
+
+def test_a_graph_that_is_gone_or_new(graphs: ModuleType, source: Path) -> None:
+    """One cannot be found; one is named by notes_graph.cpp and has not been read. One whose rows are never moved may
+    change."""
+    change(source, "deepseek4.cpp")
+    assert graphs.refusal(source) == ""
+    lines = graphs.LIST.read_text().splitlines()
+    graphs.LIST.write_text("\n".join(line for line in lines if "gemma3.cpp" not in line) + "\n")
+    assert "src/models/gemma3.cpp is new to the list" in graphs.refusal(source)
+    (source / "src/models/llama.cpp").unlink()
+    assert "llama.cpp" in graphs.refusal(source)
+
+
+def test_our_own_patches_change_no_digest(graphs: ModuleType, source: Path) -> None:
+    """A bug fix may be left out: files count as they were before patching."""
+    path = source / "src/models/plamo2.cpp"
+    graphs.record(source)
+    graphs.accept(source)
+    path.write_text(path.read_text() + "// patched\n")
+    assert graphs.refusal(source) == ""
+    graphs.record(source)
+    assert "src/models/plamo2.cpp has changed" in graphs.refusal(source)

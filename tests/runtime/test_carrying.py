@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reference import nmse
 
 from notes_cli.engine import recurrent
 from notes_cli.engine.pieces import Reason
@@ -54,10 +55,6 @@ def logits(workspace: Workspace, prompt: Prompt, *, splice: bool = True) -> NDAr
         return seq.logits()
 
 
-def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
-
-
 def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
     """The seam is decoded and the rest placed, with its reason; without trust all of it is decoded."""
     assert segment.carry is not None and segment.carry.nbytes > 0
@@ -91,13 +88,13 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     wanted = logits(workspace, prompt, splice=False)
     with workspace.with_carry(True):
-        found = off(logits(workspace, prompt), wanted)
+        found = nmse(logits(workspace, prompt), wanted)
         for a, b in ((0.0, 1.0), (1.0, 0.0)):
             parts = [replace(one, a=np.full_like(one.a, a), b=one.b * np.float32(b)) for one in segment.carry.load()]
             if not any(len(one.a) for one in parts):
                 continue  # convolutions alone
             wrong = replace(segment, carry=Carry.of(segment.carry.seam, segment.carry.tail, parts))
-            assert off(logits(workspace, replace(prompt, segments=[wrong])), wanted) > 2 * found
+            assert nmse(logits(workspace, replace(prompt, segments=[wrong])), wanted) > 2 * found
 
 
 def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reference import nmse
 
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.options import ContextOptions
@@ -38,11 +39,6 @@ FEES = Skill("fees", "", "fee: 12\nA fee is paid once.", (), "-")
 LATE = Erratum("date", "2026-07-01", "date=2026-07-01")
 
 
-def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Return the squared error over the square of the expected values."""
-    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
-
-
 def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[KVSequence, NDArray[np.float32]]:
     workspace.context.clear()
     sequence = assemble(workspace, prompt, **how)
@@ -61,14 +57,14 @@ def test_logits_are_those_of_a_prefill(
     prompt = Prompt("Why?", [compiled[name] for name in order], [LATE], system)
     _, wanted = logits(workspace, prompt, splice=False)
     exact, found = logits(workspace, prompt, exact=True)
-    assert error(found, wanted) < 1e-5
+    assert nmse(found, wanted) < 1e-5
     first, *rest = (piece for piece in exact.pieces if piece.kind == "splice")
     assert (first.how == "spliced") == (system is None)
     assert all(piece.how == "decoded" and piece.reason is Reason.INEXACT for piece in rest)
     assert not any(piece.refused for piece in exact.pieces)  # no warning, as it was requested
     plain, moved = logits(workspace, prompt)
     if any(piece.moved for piece in plain.pieces):
-        assert error(moved, wanted) > 1e-4
+        assert nmse(moved, wanted) > 1e-4
 
 
 FIRST, SECOND = (" ".join(f"{name} is word {n}." for n in range(12)) for name in ("This", "That"))
@@ -144,7 +140,7 @@ def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: 
     prompt = Prompt("Why?", [segment], fields=values, method=Method(method))
     _, wanted = logits(workspace, prompt, splice=False)
     _, found = logits(workspace, prompt, exact=True)
-    assert error(found, wanted) < 1e-5
+    assert nmse(found, wanted) < 1e-5
 
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,33 +151,21 @@ def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypa
     assert settings.method == Method() and "exact" in str(settings.why)
 
 
-def in_blocks(workspace: Workspace, skill: Skill) -> Segment:
-    return compile_skill(workspace, skill, blocks=2)
-
-
-def elsewhere(workspace: Workspace, skill: Skill) -> Segment:
-    """The backend of exported and imported K/V is unknown."""
-    return replace(compile_skill(workspace, skill), backend="")
-
-
 @pytest.mark.parametrize(
-    ("options", "compiled", "reason"),
+    ("options", "blocks", "parts", "reason"),
     [
-        ({}, in_blocks, "compiled in 2 blocks"),
-        ({}, elsewhere, "not known"),
-        ({"type_k": "q8_0", "type_v": "q8_0", "flash_attention": "on"}, compile_skill, "another type"),
+        ({}, 2, {}, "compiled in 2 blocks"),
+        ({}, None, {"backend": ""}, "not known"),  # as that of exported and imported K/V
+        ({"type_k": "q8_0", "type_v": "q8_0", "flash_attention": "on"}, None, {}, "another type"),
     ],
 )
 def test_rows_that_a_prefill_would_not_compute(
-    make_model: MakeModel,
-    skill: Skill,
-    options: dict[str, str],
-    compiled: Callable[[Workspace, Skill], Segment],
-    reason: str,
+    make_model: MakeModel, skill: Skill, options: dict[str, str], blocks: int | None, parts: dict[str, str], reason: str
 ) -> None:
     """Blocks without attention to each other, K/V of another machine or type, are decoded, also in place."""
     with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
-        found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).sequence.pieces
+        segment = replace(compile_skill(workspace, skill, blocks=blocks), **parts)
+        found = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
         piece = next(one for one in found if one.kind == "splice")
         assert piece.how == "decoded" and reason in why(piece)
 
@@ -239,4 +223,4 @@ def test_a_session_begins_exactly(workspace: Workspace, skill: Skill) -> None:
         session.close()
     with workspace.sequence() as sequence:
         sequence.append(tokens)
-        assert error(found, sequence.logits()) < 1e-5
+        assert nmse(found, sequence.logits()) < 1e-5

@@ -152,32 +152,31 @@ def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Scri
     assert run_deciding(workspace, sequence, ["a", "b"], thought) == decide(sequence, ["a", "b"])
 
 
-def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: Script) -> None:
-    """Its text is matched though it prints as nothing; other special tokens stay hidden."""
+@pytest.mark.parametrize(
+    ("close", "answer", "rest", "between"),
+    [
+        ("<|im_start|>", "B", "", "A<|im_start|>\nB"),  # matched though it prints as nothing
+        (
+            "<",
+            " B",
+            "|im_start|>",
+            "A<|im_start|> B",
+        ),  # the end of the token is part of the answer, nothing is inserted
+    ],
+)
+def test_a_mark_in_a_special_token(
+    make_workspace: MakeWorkspace, script: Script, close: str, answer: str, rest: str, between: str
+) -> None:
+    """Its text is seen, as it is part of the marks; other special tokens stay hidden."""
     workspace = make_workspace(template=PLAIN)
-    workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<|im_start|>", answer="\n")
+    workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close=close, answer="\n")
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "A<|im_start|>")
     thought = run_thinking(workspace, sequence, 50)
-    assert (thought.text, thought.finished) == ("A", True)
-    script(workspace, "B")
-    assert run_replying(workspace, sequence, 50, thought=thought).text == "B"
-    assert shown(sequence).endswith("<|im_start|>A<|im_start|>\nB")
-
-
-def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The end of such a token belongs to the answer, and nothing is inserted."""
-    workspace = make_workspace(template=SWITCH)
-    workspace.__dict__["reasoning"] = Reasoning(open="<think>", close="<", answer="\n\n")
-    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
-    # The special token <|im_start|> is part of the marks, so its text is seen, and begins with the closing mark.
-    workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<", answer="\n\n")
-    script(workspace, "A<|im_start|>")
-    thought = run_thinking(workspace, sequence, 50)
-    assert (thought.text, thought.rest, thought.finished) == ("A", "|im_start|>", True)
-    script(workspace, " B")
-    assert run_replying(workspace, sequence, 50, thought=thought).text == "|im_start|> B"
-    assert shown(sequence).endswith("A<|im_start|> B")
+    assert (thought.text, thought.rest, thought.finished) == ("A", rest, True)
+    script(workspace, answer)
+    assert run_replying(workspace, sequence, 50, thought=thought).text == rest + answer
+    assert shown(sequence).endswith(f"<|im_start|>{between}")
 
 
 def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, script: Script) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from projectors import image_bytes, write_projector
-from reference import decode, nmse
+from reference import decode, nmse, shown
 
 from notes_cli import config
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.vision import ImageEmbeddings
+from notes_cli.engine.vision import ImageEmbeddings, text_part
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
 from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
@@ -322,18 +322,9 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
     """Return the segment recomputed with its left context, so that its first row is at a position."""
     scratch.clear()
     decode(scratch, segment.context, place - len(segment.context))
+    shown(scratch, look(segment) if segment.media else text_part(segment.tokens), place)
     if not segment.media:
-        decode(scratch, segment.tokens, place)
         return replace(segment, base=place, layers=scratch.read(0, place, len(segment), base=place, dtype="f32"))
-    seen, done, at = look(segment), 0, place
-    for image, rows in zip(seen.media, seen.rows, strict=True):
-        decode(scratch, seen.tokens[done : image.first], at)
-        at += image.first - done
-        assert seen.axes is not None
-        inside = seen.axes[image.first : image.last] - seen.axes[image.first, 0]
-        scratch.decode_embeddings(0, at, rows, inside, whole=seen.whole)
-        done, at = image.last, at + image.positions
-    decode(scratch, seen.tokens[done:], at)
     rows = scratch.read_axes(0, place, len(segment), base=place, dtype="f32")[0]
     return replace(segment, base=place, layers=rows)
 
@@ -343,10 +334,7 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
     chance = random.Random(15)
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")
-    with (
-        Workspace(model, options, projector=projector) as workspace,
-        Context(workspace.model, options) as scratch,
-    ):
+    with Workspace(model, options, projector=projector) as workspace, Context(workspace.model, options) as scratch:
         sizes = ((48, 48), (96, 12), (20, 70), (36, 60))
         known = [compiled(workspace, photo(tmp_path, seed, f"p{seed}", size)) for seed, size in enumerate(sizes)]
         for name, text in (("note", "Answer in one word."), ("long", "A receipt has a day and a total. " * 4)):

@@ -1,9 +1,10 @@
-"""Tests evicted prefixes in host memory: they come back bit for bit, within a budget, or not at all."""
+"""Tests reused prefixes and runs of tokens: the right rows at the right place, from cells or host memory, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ from projectors import image_bytes
 from notes_cli import config
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import Tokens
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime.assemble import assemble_task
-from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.prefix_cache import Layout, PrefixCache
+from notes_cli.runtime.compile import MOVES, compile_skill
+from notes_cli.runtime.prefix_cache import CachedPrefix, Layout, PrefixCache, Reuse
 from notes_cli.runtime.prefix_store import BLOCK, PrefixStore
 from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.resolve import RUN_SEAM
+from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..conftest import MakeModel, MakeWorkspace
 
@@ -368,3 +372,279 @@ def test_images_are_restored_as_a_whole(seeing: Workspace, tmp_path: Path) -> No
     restored.close()
     assert cached.begin(layouts[1])[1] == layouts[1].splices[0][0]
     cached.check()
+
+
+PARAGRAPHS = [
+    f"Paragraph {number} has the rule that every {word} must be brought back within {13 * number} days, not later."
+    for number, word in enumerate(("chair", "table", "lamp", "shelf", "carpet"), 1)
+]
+BASE = "\n\n".join(PARAGRAPHS)
+CHANGED = {
+    "a line above": f"Today is Friday.\n{BASE}",
+    "a word in the middle": BASE.replace("lamp", "lantern"),
+    "a paragraph removed": "\n\n".join(PARAGRAPHS[:1] + PARAGRAPHS[2:]),
+    "another order": "\n\n".join(reversed(PARAGRAPHS)),
+}
+
+
+# Finding runs.
+
+
+def random_tokens(seed: int, count: int, vocabulary: int = 1000) -> Tokens:
+    return np.random.default_rng(seed).integers(0, vocabulary, count).astype(np.int32)
+
+
+def test_runs_cover_what_is_known() -> None:
+    """Each is in its source, they ascend within their spans, and no part that is long enough is left out."""
+    random = np.random.default_rng(3)
+    sources = [random_tokens(4, 500), random_tokens(5, 300), np.zeros(200, np.int32), random_tokens(6, 10)]
+    known = {source[at : at + SHORTEST].tobytes() for source in sources for at in range(len(source) - SHORTEST + 1)}
+    covered = 0
+    for _ in range(50):
+        parts = []
+        while sum(map(len, parts)) < 1000:
+            source = sources[random.integers(0, 3)]
+            first = random.integers(0, len(source))
+            parts += [source[first : first + random.integers(1, 200)], random_tokens(int(first), random.integers(0, 3))]
+        tokens, spans = np.concatenate(parts), [(0, 300), (310, 900)]
+        runs = TokenIndex(sources).runs(tokens, spans)
+        for one in runs:
+            assert len(one) >= SHORTEST and any(first <= one.first < one.last <= last for first, last in spans)
+            there = sources[one.source][one.start : one.start + len(one)]
+            np.testing.assert_array_equal(tokens[one.first : one.last], there)
+        bounds = [0, *(bound for one in runs for bound in (one.first, one.last)), 900]
+        assert bounds == sorted(bounds)
+        for first, last in zip(bounds[::2], bounds[1::2], strict=True):
+            for at in range(first, last - SHORTEST + 1):
+                inside = any(first <= at and at + SHORTEST <= last for first, last in spans)
+                assert not inside or tokens[at : at + SHORTEST].tobytes() not in known
+        covered += sum(map(len, runs))
+    assert covered > 10_000
+
+
+def test_the_longest_and_the_first_source_is_taken() -> None:
+    """Of several that have a run, the one that has more of it; of equal ones the first."""
+    tokens = random_tokens(7, 300)
+    index = TokenIndex([tokens[50:150], tokens[50:250], tokens[50:250]])
+    assert [(one.source, one.first, one.last) for one in index.runs(tokens, [(0, 300)])] == [(1, 50, 250)]
+    assert TokenIndex([]).runs(tokens, [(0, 300)]) == []
+
+
+# Placing them.
+
+
+class Prompts:
+    """Prompts in a workspace with a prefix cache."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.prefixes = workspace, PrefixCache()
+
+    def layout(
+        self, system: str, reuse: Reuse = "near", compiled: tuple[Segment, ...] = (), question: str = "Why?"
+    ) -> Layout:
+        prompt = Prompt(question, system=system)
+        layout = self.prefixes.layout(prompt, parts_of(self.workspace, prompt), 1)
+        return replace(layout, reuse=reuse, compiled=compiled)
+
+    def plan(self, layout: Layout, salt: str = "") -> tuple[CachedPrefix | None, int, Layout, list[PlacedRun]]:
+        cached, length, _ = self.prefixes.find(layout, salt)
+        return cached, length, *self.prefixes.plan(self.workspace, layout, salt, cached, length)
+
+    def assembled(self, layout: Layout, salt: str = "", *, keep: bool = False) -> KVSequence:
+        """Assemble a prompt after the longest prefix in the cache. `keep`: as an idle prefix."""
+        cached, length, layout, runs = self.plan(layout, salt)
+        begun = self.prefixes.begin(cached, length, layout) if cached else self.workspace.sequence()
+        sequence = run(assemble_task(self.workspace, layout.prompt, layout.parts, begun=begun, runs=runs))
+        assert not runs and sequence.tokens.tolist() == layout.tokens.tolist()
+        if keep:
+            sequence.logits()
+            self.prefixes.set_idle(self.prefixes.add(sequence, layout, salt))
+        return sequence
+
+    def prefill(self, layout: Layout) -> KVSequence:
+        return run(assemble_task(self.workspace, layout.prompt, layout.parts))
+
+
+@pytest.fixture
+def prompts(make_workspace: MakeWorkspace) -> Iterator[Prompts]:
+    """With BASE as an idle prefix."""
+    with_base = Prompts(make_workspace(n_ctx=4096))
+    with_base.assembled(with_base.layout(BASE), keep=True)
+    yield with_base
+    with_base.prefixes.close()
+
+
+def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float, float]:
+    """The largest error of K and V in the first layer, where no left context counts, and in the last."""
+    full = prompts.prefill(layout)
+    full.flush()
+    sequence.flush()
+    count = len(layout)
+    ours, theirs = (one.read(0, count, "f32")[0] for one in (sequence, full))
+    full.close()
+    errors = [max(np.abs(a.k - b.k).max(), np.abs(a.v - b.v).max()) for a, b in zip(ours, theirs, strict=True)]
+    return float(errors[0]), float(errors[-1])
+
+
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
+    """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
+    segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
+    if compiled:
+        prompts.prefixes.close()
+    layout = prompts.layout(CHANGED[change], "compiled" if compiled else "near", segments)
+    sequence = prompts.assembled(layout)
+    near = [piece for piece in sequence.pieces if piece.reason is Reason.NEAR]
+    assert near and {piece.detail for piece in near} == {"rules" if compiled else ""}
+    seams = [piece.tokens for piece in sequence.pieces if piece.how == "seam"]
+    assert seams == [RUN_SEAM] * len(near)
+    assert [piece.position for piece in sequence.pieces] == [
+        0,
+        *list(accumulate(piece.tokens for piece in sequence.pieces))[:-1],
+    ]
+    assert sequence.decoded < len(layout) - sum(piece.tokens for piece in near) + 1
+    first, last = worst(prompts, layout, sequence)
+    assert first < 0.02 < last, "only later layers depend on what was before"
+
+
+def test_a_run_that_continues_the_one_before_has_no_seam(prompts: Prompts) -> None:
+    """A chunk of the prompt ends between them, and they were neighbours in the source, too."""
+    prompts.assembled(prompts.layout(BASE, question=BASE.upper()), keep=True)
+    layout = prompts.layout(CHANGED["a line above"], question=BASE.upper())
+    sequence = prompts.assembled(layout)
+    near = [(piece.kind, piece.position + piece.tokens) for piece in sequence.pieces if piece.reason is Reason.NEAR]
+    assert [kind for kind, _ in near] == ["text", "question"] and sequence.count("seam") == RUN_SEAM
+    assert worst(prompts, layout, sequence)[0] < 0.02
+
+
+@pytest.mark.parametrize("wrong", ["rows", "base"])
+def test_the_first_layer_shows_a_wrong_place(prompts: Prompts, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: rows of the tokens before, and keys for the next position, are far off."""
+    rows, base = PlacedRun.rows, Source.base
+    if wrong == "rows":
+        monkeypatch.setattr(PlacedRun, "rows", lambda one, first: [r.cut(slice(0, -1)) for r in rows(one, first - 1)])
+    else:
+        monkeypatch.setattr(Source, "base", lambda source, start: base(source, start) + 1)
+    layout = prompts.layout(CHANGED["a line above"])
+    assert worst(prompts, layout, prompts.assembled(layout))[0] > 0.2
+
+
+# Runs that may not be reused.
+
+
+@pytest.mark.parametrize(("value", "reused"), [("6 May", [True, True]), ("7 June", [True, False])])
+def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, value: str, reused: list[bool]) -> None:
+    """Its K/V has what the model concluded from the compiled value. The text before the field is placed."""
+    prompts.prefixes.close()
+    text = f"{BASE}\n\ndate: 6 May\n\n{BASE.upper()}"
+    segment = compile_skill(prompts.workspace, parse_skill(text, source="-", default="rules"))
+    assert [span.value for span in segment.fields] == ["6 May"]
+    changed = text.replace("6 May", value).replace("TABLE", "SIDEBOARD")
+    *_, runs = prompts.plan(prompts.layout(changed, "compiled", (segment,)))
+    field = segment.fields[0].first
+    assert [any(one.run.start < field for one in runs), any(one.run.start > field for one in runs)] == reused
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
+    """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
+    near, exact = prompts.layout(CHANGED[change]), prompts.layout(CHANGED[change], "exact")
+    wanted = prompts.prefill(exact).logits()
+    bound = 1e-4 * float(np.abs(wanted).max())
+    assert np.abs(prompts.assembled(near, keep=True).logits() - wanted).max() > 10 * bound
+    placed = min(piece.position for piece in prompts.prefixes.entries[-1].sequence.pieces if piece.how == "spliced")
+    for asked in (exact, replace(exact, reuse="compiled")):  # nothing is compiled
+        _, length, _, runs = prompts.plan(asked)
+        assert length <= placed and not runs
+        np.testing.assert_allclose(prompts.assembled(asked).logits(), wanted, atol=bound)
+        np.testing.assert_array_equal(prompts.assembled(asked, "other").logits(), wanted)
+    again = prompts.assembled(prompts.layout(f"{CHANGED[change]}\n\nAnd more."))
+    live = [piece for piece in again.pieces if piece.reason is Reason.LIVE and piece.detail]
+    assert live and int(live[0].detail) > SHORTEST
+
+
+def test_a_prompt_that_continues_runs_has_them_for_the_next(prompts: Prompts) -> None:
+    """In the same cells: an exact prompt does not continue that one either."""
+    text = CHANGED["a line above"]
+    prompts.assembled(prompts.layout(text), keep=True)
+    prompts.prefixes.entries = [one for one in prompts.prefixes.entries if (one.origins < 0).any()]
+    longer = f"{text}\n\nAnd more."
+    assert prompts.assembled(prompts.layout(longer), keep=True).count("live") > len(text) // 2
+    _, length, _, _ = prompts.plan(prompts.layout(longer, "exact"))
+    assert length < len(text) // 2
+
+
+def test_another_salt_has_no_runs(prompts: Prompts) -> None:
+    """Neither prefixes nor runs of another tenant's prompts are reused; compiled texts are, if they are given."""
+    layout = prompts.layout(CHANGED["a line above"])
+    assert prompts.plan(layout)[3]
+    assert not prompts.plan(layout, "other")[3]
+    segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"))
+    [placed] = prompts.plan(prompts.layout(CHANGED["a line above"], compiled=(segment,)), "other")[3]
+    assert placed.source.name == "rules"
+
+
+def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> None:
+    """The K/V was read before; a plan that is made anew takes it from the first one."""
+    layout = prompts.layout(CHANGED["another order"])
+    _, length, planned, runs = prompts.plan(layout)
+    prompts.prefixes.close()
+    again = prompts.prefixes.plan(prompts.workspace, layout, "", None, 0, runs)
+    assert [placed.run.first for placed in again[1]] == [placed.run.first for placed in runs]
+    np.testing.assert_array_equal(again[0].origins[length:], planned.origins[length:])
+    assert not prompts.prefixes.plan(prompts.workspace, layout, "", None, 0)[1]
+    sequence = run(assemble_task(prompts.workspace, layout.prompt, layout.parts, runs=again[1]))
+    assert worst(prompts, layout, sequence)[0] < 0.02
+
+
+def test_rows_are_moved_a_few_times_only(prompts: Prompts) -> None:
+    """Each move rounds keys: after MOVES of them, the text is decoded again."""
+    assert moves_of(prompts, MOVES + 1) == [*range(2, MOVES + 1), 0, 2]
+
+
+def test_quantized_keys_are_moved_once(make_model: MakeModel) -> None:
+    options = ContextOptions(n_ctx=4096, n_threads=1, type_k="q8_0")
+    with Workspace(make_model("qwen3"), options) as workspace:
+        prompts = Prompts(workspace)
+        prompts.assembled(prompts.layout(BASE), keep=True)
+        assert moves_of(prompts, 3) == [2, 0, 2]
+
+
+def moves_of(prompts: Prompts, number: int) -> list[int]:
+    """Return the lowest origin, without its sign, of each of so many prompts of which only the last one is a source."""
+    moved = []
+    for version in range(number):
+        prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
+        for cached in prompts.prefixes.entries[:-1]:
+            prompts.prefixes.drop(cached)
+        moved.append(-int(prompts.prefixes.entries[0].origins.min()))
+    return moved
+
+
+def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) -> None:
+    """They may be edited in place, and a compiled skill is a source itself."""
+    prompts = Prompts(make_workspace(n_ctx=4096))
+    segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"))
+    prompt = Prompt("Why?", [segment])
+    layout = prompts.prefixes.layout(prompt, parts_of(prompts.workspace, prompt), 1)
+    prompts.assembled(layout, keep=True)
+    assert not prompts.plan(prompts.layout(CHANGED["a line above"]))[3]
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3", "mistral3", "gpt2", "lfm2", "mamba"])
+def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace, kind: str) -> None:
+    """Sliding windows that keep all rows can; recurrent states, learned positions and stretches of positions cannot."""
+    prompts = Prompts(make_workspace(kind, n_ctx=4096, **({"trained": 4096} if kind == "gpt2" else {})))
+    prompts.assembled(prompts.layout(BASE), keep=True)
+    layout = prompts.layout(CHANGED["another order"])
+    wanted = prompts.prefill(layout).logits()
+    sequence = prompts.assembled(layout)
+    near = sum(piece.tokens for piece in sequence.pieces if piece.reason is Reason.NEAR)
+    if kind in ("gemma3", "qwen3"):
+        assert near > len(layout) / 2 and worst(prompts, layout, sequence)[0] < 0.02
+    else:
+        assert near < len(layout) / 2  # those of mistral3 may stay within a stretch
+        found = sequence.logits()
+        assert near or np.allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
+    sequence.close()

@@ -53,6 +53,10 @@ def toggles() -> list[Any]:
     ]
 
 
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 def forge(folder: Path, change: Callable[[list[Any]], object]) -> None:
     """Change the lines of a session's ledger and recompute the checksums."""
     lines: list[Any] = read_ledger((folder / LEDGER).read_bytes()).lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,6 +20,7 @@ from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
 from ..refused import refused
+from .ledgers import snapshot
 
 
 @pytest.fixture
@@ -35,16 +35,6 @@ def sessions(workspace: Workspace) -> Sessions:
 
 def found(sessions: Sessions) -> list[Finding]:
     return list(check_sessions(sessions))
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_a_sound_session_has_no_findings(sessions: Sessions) -> None:
-    before = snapshot(sessions.folder / "mine")
-    assert found(sessions) == [] and snapshot(sessions.folder / "mine") == before
-    assert list(check_sessions(Sessions(sessions.folder / "none"))) == []
 
 
 def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
@@ -102,9 +92,12 @@ def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
 
 
 def test_what_no_line_needs_goes(sessions: Sessions) -> None:
-    """Half a line, K/V of a line that was never written and temporary files are removed; foreign files stay."""
+    """Half a line, K/V of a line that was never written and temporary files are removed; foreign files stay. A sound
+    session has no findings."""
     folder = sessions.folder / "mine"
     before = snapshot(folder)
+    assert found(sessions) == [] and snapshot(folder) == before
+    assert found(Sessions(sessions.folder / "none")) == []
     with (folder / LEDGER).open("ab") as file:
         file.write(b'{"op": "tu')
     for name in ("0009.gguf", f".{LEDGER}.abc.tmp", "letter.txt"):

@@ -18,13 +18,9 @@ from notes_cli.sessions.listing import HEAD, LEDGER
 
 from ..limits import small_files
 from ..refused import refused
-from .ledgers import HEADER, edit, forge, forget, turn
+from .ledgers import HEADER, edit, forge, forget, snapshot, turn
 
 TIME = "2026-06-01T12:00:00Z"
-
-
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from notes_cli.text.skill import Skill, parse_skill
 from ..conftest import MakeWorkspace
 from ..text.test_tools import SOURCES
 from ..thinkers import OPENED, SWITCH, UNAWARE
+from .test_session import rows, same
 
 QWEN = SOURCES["Qwen-Qwen3-0.6B"]
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -317,12 +318,7 @@ def test_a_cut_is_undone_to_the_very_rows(make: Open, skill: Skill) -> None:
         assert len(session.state.traces) == 2
         session.undo()
         assert session.undo()["op"] == "forget"
-        assert session.state == state and np.array_equal(rows(session.sequence), before)
-
-
-def rows(sequence: KVSequence) -> np.ndarray:
-    read = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype="f32")
-    return np.concatenate([part.ravel() for layer in read for part in (layer.k, layer.v)])
+        assert session.state == state and same(rows(session.sequence), before)
 
 
 def test_rows_are_moved_as_they_are(make: Open) -> None:
@@ -405,6 +401,9 @@ def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
             assert "\n" not in str(caught.value)
         with pytest.raises(NotesError, match="no method 'stale' of forgetting"):
             session.forget(["1"], "stale")
+        session.state.questions[0] = "Something else?"  # as if the template had changed
+        with pytest.raises(SessionError, match="turn 1 of session mine does not match the chat template"):
+            session.forget(["1"])
         assert session.stored.ledger.read_bytes() == before
 
 
@@ -435,16 +434,6 @@ def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: s
         session.forget(["1"])
         assert session.state.tokens == rendered(workspace, system, TALK[4:], skill)
         assert session.state.questions == [TALK[4][0]]
-
-
-def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the tokens do not match the current template, the part is refused."""
-    workspace = make()
-    grown(workspace, "mine", TALK)
-    with held(workspace) as session:
-        session.state.questions[0] = "Something else?"
-        with pytest.raises(SessionError, match="turn 1 of session mine does not match the chat template"):
-            session.forget(["1"])
 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2", "gpt2"])
@@ -493,9 +482,9 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
                 patch.setattr("notes_cli.sessions.folder.SessionFolder._append", full)
                 with pytest.raises(SessionError, match="Nothing was changed"):
                     session.forget(["2"], method)
-            assert session.state == state and np.array_equal(rows(session.sequence), before)
+            assert session.state == state and same(rows(session.sequence), before)
         with held(workspace) as session:
-            assert session.state.questions == state.questions and np.array_equal(rows(session.sequence), before)
+            assert session.state.questions == state.questions and same(rows(session.sequence), before)
 
 
 def test_methods_that_decode_all_that_follows_are_known() -> None:

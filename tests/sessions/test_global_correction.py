@@ -121,14 +121,17 @@ def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: not
     assert alone(model, "returns"), "it can be corrected again"
 
 
-def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: notes.Segment) -> None:
-    """It is applied before the next question, not in the middle of a turn."""
+@pytest.mark.parametrize("own", [False, True])
+def test_a_session_in_its_first_turn_gets_it(model: notes.Model, compiled: notes.Segment, own: bool) -> None:
+    """It is applied before the next question, not in the middle of a turn, and not before an erratum of that question's
+    own."""
     with model.session("racer") as session:
         going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
         assert corrected(model).edited == ()
         list(going)
-    assert LATE in new_errata(model, "racer")[0]
+    (only,) = new_errata(model, "racer", errata=[f"returns.date={OWN}"] if own else [])
+    assert (OWN if own else LATE) in only
     assert new_errata(model, "racer") == [], "once"
 
 
@@ -167,17 +170,6 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
     assert LATE not in "".join(new_errata(model, "edited"))
     assert new_errata(model, "undone") == new_errata(model, "asked") == new_errata(model, "forgotten") == []
     assert set(corrected(model, LATER).edited) == {"edited", "undone", "asked", "forgotten"}
-
-
-def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled: notes.Segment) -> None:
-    """A question's own erratum is not preceded by an older global one."""
-    with model.session("mine") as session:
-        going = session.stream("Why?", splice=[compiled], max_tokens=4)
-        next(going)
-        corrected(model)
-        list(going)
-    (only,) = new_errata(model, "mine", errata=[f"returns.date={OWN}"])
-    assert OWN in only and new_errata(model, "mine") == []
 
 
 def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: notes.Segment) -> None:

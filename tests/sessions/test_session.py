@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reference import nmse
 
 import notes_cli as notes
 from notes_cli.config import paths
@@ -52,17 +54,15 @@ def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
         yield Session(workspace, stored)
 
 
-def turn(
-    session: Session, skill: Skill, question: str, *errata: str, limit: int = 3, method: Method | None = None
-) -> None:
-    """A turn with a greedy answer; the first splices the skill after a system text."""
+def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int = 3, **how: Any) -> None:
+    """A turn with a greedy answer; the first splices the skill after a system text. `how`: a method, segments."""
     if session.empty:
         segment = compile_skill(session.workspace, skill)
         prompt = Prompt(question, [segment], read_errata(errata, known_fields(segment)), system="Be kind.")
         sequence = assemble(session.workspace, prompt, room=limit)
         session.begin(prompt, sequence)
     else:
-        sequence = session.follow(question, errata, room=limit, method=method)
+        sequence = session.follow(question, errata, room=limit, **how)
     with Sampler(SamplerOptions()) as sampler:
         list(sequence.generate(sampler, limit))
     session.keep()
@@ -76,11 +76,6 @@ def rows(sequence: KVSequence) -> list[NDArray[np.float32]]:
 
 def same(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Normalised mean squared error."""
-    return float(np.sum((found - wanted) ** 2) / np.sum(wanted**2))
 
 
 def logits(session: Session) -> NDArray[np.float32]:
@@ -174,8 +169,8 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     many = run(ops, skill, "mine", reopened)
     assert many.state.tokens == tokens and len(tokens) > 1000
     # Not bit for bit: in one process cells lie in another order, and sums are rounded in it.
-    assert max(error(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
-    assert error(logits(many), after) < 1e-5
+    assert max(nmse(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
+    assert nmse(logits(many), after) < 1e-5
     assert many.state.turns > 30 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
     opened.pop().close()
 
@@ -314,7 +309,7 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
         assert same(rows(session.sequence), found)  # from disk
         last = logits(session)
         wanted, stepwise = (prefilled(make(kind, n_ctx=4096), [*left, 65], step) for step in (4096, 7))
-        assert error(last, wanted) < max(1e-5, 3 * error(stepwise, wanted))  # sums of 500 rows, in another order
+        assert nmse(last, wanted) < max(1e-5, 3 * nmse(stepwise, wanted))  # sums of 500 rows, in another order
         session.undo()
         assert session.state.tokens == tokens and same(rows(session.sequence), before)
         assert session.compact().removed == done.removed
@@ -423,7 +418,7 @@ def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str,
         tokens, found = session.state.tokens, logits(session)
         seq = make(kind).sequence()
         seq.append([*tokens, 65])
-        assert (error(found, seq.logits()) < 1e-5) == (method == "suffix")
+        assert (nmse(found, seq.logits()) < 1e-5) == (method == "suffix")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
@@ -565,7 +560,7 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
             fresh.append(tokens)
             fresh.flush()
             pairs = [*zip(rows(session.sequence), rows(fresh), strict=True)]
-            assert max(error(*pair) for pair in pairs) < 1e-6
+            assert max(nmse(*pair) for pair in pairs) < 1e-6
         with pytest.raises(SkillError, match=r"tier is basic already\."):
             session.edit("tier", "basic", SUFFIX)
         assert session.undo()["method"] == "suffix"
@@ -760,7 +755,7 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
         assert session.compact().decoded > 0 and not session.state.traces  # K/V no longer depends on the cut erratum
         last, tokens = logits(session), session.state.tokens
     wanted, stepwise = (prefilled(make(kind), [*tokens, 65], step) for step in (1024, 7))
-    assert error(last, wanted) < 0.2 > error(stepwise, wanted)  # only the skill has K/V of its own
+    assert nmse(last, wanted) < 0.2 > nmse(stepwise, wanted)  # only the skill has K/V of its own
 
 
 def test_a_first_turn_corrects_as_ask_does(home: Path) -> None:
