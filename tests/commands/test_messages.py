@@ -1,7 +1,8 @@
 """Outputs in full: messages of refusals in tests/messages.yaml, and a first day and a first hour with notes.
 
-Other tests assert the kind of error and a keyword. `MESSAGES=write pytest tests/commands/test_messages.py` writes the
-current messages into messages.yaml, for review as a diff; `NEWCOMER=FOLDER` writes the actual outputs of the steps.
+Other tests assert the kind of error and a keyword. messages.yaml has a line for each refusal: what is typed, or the
+settings, text or line of a batch, and the message. `MESSAGES=write pytest tests/commands/test_messages.py` writes the
+current messages into it, for review as a diff; `NEWCOMER=FOLDER` writes the actual outputs of the steps.
 
 Each step of newcomer.txt and newcomer-smollm2.txt is a command as typed, with `! ` before lines on stderr, `> ` before
 lines on stdout, and `[1]` for an exit status other than 0. {n} matches a number, {id} letters and digits, {*} anything
@@ -27,7 +28,7 @@ from samples import ABSENT
 from .conftest import TEXT, Notes, Outcome, run_here, snapshot, without_uses
 
 FILE = Path(__file__).parents[1] / "messages.yaml"
-KEPT: dict[str, list[dict[str, Any]]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+KEPT: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
 def kept(home: Path) -> dict[str, bytes]:
@@ -36,30 +37,37 @@ def kept(home: Path) -> dict[str, bytes]:
     return {name: data for name, data in without_uses(snapshot(home)).items() if not name.endswith(passing)}
 
 
-Check = Callable[[dict[str, Any]], None]
+Check = Callable[..., str]
 
 
 @pytest.fixture
 def check(notes: Notes, model: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
-    """Run an entry in a folder of its own: one line, nothing on stdout, and all files as they were."""
+    """Run a line in a folder of its own: one line, nothing on stdout, and all files as they were."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
     (folder / "returns.txt").write_text(TEXT)
 
-    def checked(entry: dict[str, Any]) -> None:
+    def checked(line: str, says: str, status: int = 1) -> str:
+        """Return the message, which is the kept one unless messages are written."""
         before = kept(home) if home.exists() else None
-        outcome = notes(*shlex.split(entry["notes"]))
-        shown = outcome.err
+        shown = notes(*shlex.split(line)).refusal(status).rstrip("\n")
         for place, name in ((folder, "here"), (home, "home"), (model, "model")):
             shown = shown.replace(str(place), f"<{name}>")
-        if "MESSAGES" in os.environ:
-            entry |= {"exit": outcome.code, "says": shown.rstrip("\n")}
-        assert (outcome.code, shown) == (entry["exit"], entry["says"] + "\n"), entry["notes"]
-        assert outcome.code and outcome.out == "" and shown.startswith("notes: ") and shown.count("\n") == 1, entry
-        assert (kept(home) if home.exists() else None) == before, entry["notes"]
+        assert shown == says or "MESSAGES" in os.environ, line
+        assert shown.startswith("notes: ") and (kept(home) if home.exists() else None) == before, line
+        return shown
 
     return checked
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes each text in one line."""
+
+
+Dumper.add_representer(
+    str, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", text, style='"' if "\n" in text else None)
+)
 
 
 @contextmanager
@@ -68,15 +76,17 @@ def written_at_the_end() -> Iterator[None]:
         yield
     finally:
         if "MESSAGES" in os.environ:
-            FILE.write_text(yaml.safe_dump(KEPT, width=1000, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            written = yaml.dump(KEPT, Dumper=Dumper, width=1000, sort_keys=False, allow_unicode=True)
+            FILE.write_text(written, encoding="utf-8")
 
 
 def test_wrong_usage(check: Check, home: Path) -> None:
     """Exit 2 with advice or the help page to read; no file is created."""
+    usage = KEPT["usage"]
     with written_at_the_end():
-        for entry in KEPT["usage"]:
-            check(entry)
-            assert entry["exit"] == 2 and not home.exists(), entry
+        for line in usage:
+            usage[line] = check(line, usage[line], 2)
+            assert not home.exists(), line
 
 
 def test_what_is_refused(check: Check, notes: Notes) -> None:
@@ -84,29 +94,32 @@ def test_what_is_refused(check: Check, notes: Notes) -> None:
     assert notes("compile", "returns.txt").code == 0
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
     with written_at_the_end():
-        for entry in KEPT["refusals"]:
-            check(entry)
-            if " --splice returns --field " in entry["notes"]:  # before anything is printed
-                check({**entry, "notes": entry["notes"] + " --explain"})
+        for status, refusals in ((1, KEPT["refusals"]), (2, KEPT["refused_usage"])):
+            for line in refusals:
+                refusals[line] = check(line, refusals[line], status)
+                if " --splice returns --field " in line:  # before anything is printed
+                    check(f"{line} --explain", refusals[line], status)
 
 
 def test_settings_that_cannot_be_used(check: Check, notes: Notes, home: Path) -> None:
     """They name the key; --help still works."""
     home.mkdir()
     with written_at_the_end():
-        for entry in KEPT["settings"]:
-            (home / "config.yaml").write_text(entry["config"])
-            check(entry)
-            assert notes("--help").code == 0
+        for line, settings in KEPT["settings"].items():
+            for config in settings:
+                (home / "config.yaml").write_text(config)
+                settings[config] = check(line, settings[config])
+                assert notes("--help").code == 0
 
 
 def test_texts_that_are_no_skills(check: Check, home: Path) -> None:
     """They name the file; nothing is compiled."""
+    texts = KEPT["texts"]
     with written_at_the_end():
-        for entry in KEPT["texts"]:
-            Path("returns.txt").write_text(entry["text"])
-            check(entry)
-            assert "returns.txt" in entry["says"] and not (home / "library").exists()
+        for text in texts:
+            Path("returns.txt").write_text(text)
+            texts[text] = check("compile returns.txt", texts[text])
+            assert "returns.txt" in texts[text] and not (home / "library").exists()
 
 
 FIRST_DAY = Path(__file__).with_name("newcomer.txt")

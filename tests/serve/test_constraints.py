@@ -179,10 +179,7 @@ def read_reply(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
-    for choice, names in (
-        ("required", set(schemas)),
-        ({"type": "function", "function": {"name": "add"}}, {"add"}),
-    ):
+    for choice, names in (("required", set(schemas)), ({"type": "function", "function": {"name": "add"}}, {"add"})):
         text, calls, reason = read_reply(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
         assert (text, reason, len(calls)) == ("", "tool_calls", 1) and calls[0][1] in names
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])

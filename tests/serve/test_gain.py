@@ -48,11 +48,7 @@ def test_headers_and_usage(own: Served, path: Path) -> None:
     """Spliced tokens count as saved, cached ones of an earlier prompt do not."""
     tokens = len(open_segment(path))
     headers, usage = asked(own)
-    assert usage == {
-        "spliced_tokens": tokens,
-        "decoded_tokens": usage["decoded_tokens"],
-        "saved_ms": 1000 * tokens,
-    }
+    assert usage == {"spliced_tokens": tokens, "decoded_tokens": usage["decoded_tokens"], "saved_ms": 1000 * tokens}
     assert headers == {f"x-notes-{name.replace('_', '-')}": str(number) for name, number in usage.items()}
     headers, usage = asked(own)
     assert (usage["spliced_tokens"], usage["saved_ms"], headers["x-notes-saved-ms"]) == (0, 0, "0")

@@ -65,10 +65,7 @@ def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
 def test_several_images_and_a_conversation(seeing: Served) -> None:
     messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
     first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
-    messages += [
-        {"role": "assistant", "content": reply_text(first)},
-        *shown(image(ONE), "What is the total?"),
-    ]
+    messages += [{"role": "assistant", "content": reply_text(first)}, *shown(image(ONE), "What is the total?")]
     second = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
     names = [one["name"] for one in second["notes"]["pieces"] if one["name"]]
     assert len(set(names)) == 3 and "photo" in names and "photo-2" in names

@@ -125,12 +125,7 @@ def test_a_stop_sequence_is_named(served: Served) -> None:
         (400, "invalid_request_error", "Unknown parameter: 'n'", {"n": 2}),
         (400, "invalid_request_error", "stop_sequences must be", {"stop_sequences": [5]}),
         (400, "invalid_request_error", "output_config.format.schema is", {"output_config": {"format": FORM}}),
-        (
-            400,
-            "invalid_request_error",
-            "messages[2].role must be",
-            {"messages": [*RESULT, ROBOT]},
-        ),
+        (400, "invalid_request_error", "messages[2].role must be", {"messages": [*RESULT, ROBOT]}),
         (400, "invalid_request_error", "mcp_servers is not supported", {"mcp_servers": [{}]}),
     ],
 )

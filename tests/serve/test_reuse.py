@@ -57,9 +57,7 @@ def test_parts_of_compiled_texts_by_default(served: Served) -> None:
         assert any(NEAR in piece["why"] for piece in reply["notes"]["pieces"])
         planned = served.http.post(
             "/v1/notes/explain",
-            json={
-                "messages": [{"role": "system", "content": f"Now. {system}"}, {"role": "user", "content": QUESTION}],
-            },
+            json={"messages": [{"role": "system", "content": f"Now. {system}"}, {"role": "user", "content": QUESTION}]},
         ).json()
         assert any(piece["reason"] == "near" for piece in planned["pieces"])
 

@@ -16,43 +16,20 @@ CHATML = (
 
 # A default system message if there is no other.
 QWEN = (
-    "{%- if messages[0]['role'] == 'system' %}\n"
-    "    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}\n"
-    "{%- else %}\n"
-    "    {{- '<|im_start|>system\\nYou are Qwen.<|im_end|>\\n' }}\n"
-    "{%- endif %}\n"
-    "{%- for message in messages %}\n"
-    "    {%- if message.role in ['user', 'assistant'] or (message.role == 'system' and not loop.first) %}\n"
-    "        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}\n"
-    "    {%- endif %}\n"
-    "{%- endfor %}\n"
-    "{%- if add_generation_prompt %}\n"
-    "    {{- '<|im_start|>assistant\\n' }}\n"
-    "    {%- if enable_thinking is defined and enable_thinking is false %}\n"
-    "        {{- '<think>\\n\\n</think>\\n\\n' }}\n"
-    "    {%- endif %}\n"
-    "{%- endif %}\n"
+    "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
 )
 
-# Trims contents, prints the date, begins with the BOS token.
+# Trims contents, prints the date, begins with the BOS token, and has a system message in any case.
 LLAMA3 = (
-    "{{- bos_token }}\n"
-    "{%- if messages[0]['role'] == 'system' %}\n"
-    "    {%- set system_message = messages[0]['content']|trim %}\n"
-    "    {%- set messages = messages[1:] %}\n"
-    "{%- else %}\n"
-    "    {%- set system_message = '' %}\n"
-    "{%- endif %}\n"
-    "{{- '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') + '\\n\\n' }}\n"
-    "{{- system_message }}\n"
-    "{{- '<|eot_id|>' }}\n"
-    "{%- for message in messages %}\n"
-    "    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}\n"
-    "    {{- message['content'] | trim + '<|eot_id|>' }}\n"
-    "{%- endfor %}\n"
-    "{%- if add_generation_prompt %}\n"
-    "    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}\n"
-    "{%- endif %}\n"
+    "{{ bos_token }}{% set system, messages = (messages[0].content | trim, messages[1:])"
+    " if messages[0].role == 'system' else ('', messages) %}"
+    "{{ '<|start_header_id|>system<|end_header_id|>\n\nToday: ' + strftime_now('%d %b %Y') + '\n\n' + system }}"
+    "<|eot_id|>"
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
 
 # No system role: it raises. Roles must alternate.
@@ -75,24 +52,10 @@ DROPS = (
 
 # Puts the system text before the last user message.
 MISTRAL = (
-    '{%- if messages[0]["role"] == "system" %}\n'
-    '    {%- set system_message = messages[0]["content"] %}\n'
-    "    {%- set loop_messages = messages[1:] %}\n"
-    "{%- else %}\n"
-    "    {%- set loop_messages = messages %}\n"
-    "{%- endif %}\n"
-    "{{- bos_token }}\n"
-    "{%- for message in loop_messages %}\n"
-    '    {%- if message["role"] == "user" %}\n'
-    "        {%- if loop.last and system_message is defined %}\n"
-    '            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}\n'
-    "        {%- else %}\n"
-    '            {{- "[INST] " + message["content"] + "[/INST]" }}\n'
-    "        {%- endif %}\n"
-    '    {%- elif message["role"] == "assistant" %}\n'
-    '        {{- " " + message["content"]|trim + eos_token}}\n'
-    "    {%- endif %}\n"
-    "{%- endfor %}\n"
+    "{{ bos_token }}{% set system, talk = (messages[0].content + '\n\n', messages[1:])"
+    " if messages[0].role == 'system' else ('', messages) %}"
+    "{% for m in talk %}{% if m.role == 'user' %}[INST] {{ (system if loop.last else '') + m.content }}[/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content | trim + eos_token }}{% endif %}{% endfor %}"
 )
 
 

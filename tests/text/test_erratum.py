@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.erratum import (
-    Erratum,
-    Known,
-    Reference,
-    parse_erratum,
-    read_errata,
-    shipped_wordings,
-    word,
-)
+from notes_cli.text.erratum import Erratum, Known, Reference, parse_erratum, read_errata, shipped_wordings, word
 
 KNOWN = {"date", "tier", "日期", "Delivery time", "Größe", "returns.date"}
 NAMES = st.sampled_from(["returns", "support", "規則"])

@@ -1,4 +1,4 @@
-"""Measures finding fields in lines like those of public skills: the labelled sample in field_lines.yaml."""
+"""Tests finding fields in lines like those of public skills: the labelled sample in field_lines.yaml."""
 
 from __future__ import annotations
 
@@ -21,26 +21,10 @@ def taken(sample: str | list[str]) -> bool:
     return bool(find_fields("\n".join([header, "|" + " --- |" * (header.count("|") - 1), row]), {})[1])
 
 
-def rates(*parts: str) -> tuple[float, float]:
-    fields = [taken(line) for part in parts for line in SAMPLE[part]["fields"]]
-    others = [taken(line) for part in parts for line in SAMPLE[part]["others"]]
-    return sum(fields) / (sum(fields) + sum(others)), sum(fields) / len(fields)
-
-
-@pytest.mark.parametrize(
-    ("parts", "least_precision", "least_recall"),
-    [
-        (["drawn", "taken"], 0.9, 0.85),
-        (["held_out"], 0.85, 0.68),
-        (["seen"], 0.95, 0.85),
-        (["unseen"], 0.85, 0.8),
-        (["again"], 0.95, 0.95),
-    ],
-)
-def test_fields_of_public_skills(parts: list[str], least_precision: float, least_recall: float) -> None:
-    """On lines that the rule was developed with, and on those labelled before it was settled (docs/skills.md)."""
-    precision, recall = rates(*parts)
-    assert precision >= least_precision and recall >= least_recall
+def test_fields_of_public_skills() -> None:
+    """Every line is judged as it is labelled."""
+    assert [line for line in SAMPLE["fields"] if not taken(line)] == []
+    assert [line for line in SAMPLE["others"] if taken(line)] == []
 
 
 @pytest.mark.parametrize(

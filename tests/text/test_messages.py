@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 
 from notes_cli.errors import NotesError
-from notes_cli.text.messages import (
-    Conversation,
-    Message,
-    SkillPart,
-    TextPart,
-    ToolCall,
-    asking,
-    user_message,
-)
+from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, ToolCall, asking, user_message
 
 SYSTEM = Message("system", (TextPart("S"),))
 USER = user_message("Q?")
@@ -105,10 +97,7 @@ def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) ->
 
 def test_a_skill_that_is_named_twice() -> None:
     """Functions that take names of skills refuse it; messages may repeat the text of a skill."""
-    for twice in (
-        lambda: user_message("Q?", skills=["a", "a"]),
-        lambda: asking("Q?", skills=["a", "b"], images=["b"]),
-    ):
+    for twice in (lambda: user_message("Q?", skills=["a", "a"]), lambda: asking("Q?", skills=["a", "b"], images=["b"])):
         with pytest.raises(NotesError, match=r"spliced twice: [ab]"):
             twice()
     Conversation((Message("system", (SkillPart("a"), SkillPart("a"))), user_message("Q?", skills=["a"])))

@@ -90,11 +90,7 @@ def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespa
     for given, messages in (
         (
             {"system": "S", **early},
-            [
-                {"role": "system", "content": "S\n\n<a>\n\nN."},
-                *earlier,
-                {"role": "user", "content": "E.\n\nQ2?"},
-            ],
+            [{"role": "system", "content": "S\n\n<a>\n\nN."}, *earlier, {"role": "user", "content": "E.\n\nQ2?"}],
         ),
         ({"system": "S", **late}, [{"role": "system", "content": "S"}, LATE]),
         (late, [LATE]),
@@ -181,13 +177,7 @@ def expected(source: str, shape: str, answers: str) -> str | None:
 
 @pytest.mark.parametrize(
     ("shape", "answers", "least"),
-    [
-        ("us", "", 40),
-        ("suasu", "  a", 40),
-        ("au", "", 60),
-        ("uaau", " a", 60),
-        ("usauaus", "  a a", 38),
-    ],
+    [("us", "", 40), ("suasu", "  a", 40), ("au", "", 60), ("uaau", " a", 60), ("usauaus", "  a a", 38)],
 )
 def test_templates_have_messages_where_they_put_them(shape: str, answers: str, least: int) -> None:
     """The template's output but for generation prompts before answers; one that drops or moves one is refused."""

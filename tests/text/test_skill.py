@@ -29,11 +29,7 @@ def write(folder: Path, name: str, text: str | bytes) -> Path:
 def test_a_plain_text_file(tmp_path: Path) -> None:
     """The name is the stem; line breaks are normalised, byte order mark and surrounding blanks removed."""
     skill = load_skill(write(tmp_path, "skill.txt", b"\xef\xbb\xbf\r\n# A\r\ndate: 2026-06-01\r\n\r\n"))
-    assert (skill.name, skill.text, skill.values) == (
-        "skill",
-        "# A\ndate: 2026-06-01",
-        {"date": "2026-06-01"},
-    )
+    assert (skill.name, skill.text, skill.values) == ("skill", "# A\ndate: 2026-06-01", {"date": "2026-06-01"})
     assert skill.warnings == ()
 
 

@@ -147,10 +147,7 @@ def harmless() -> tuple[Mapping[str, Any], ...]:
 def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
     """Without possible control tokens, definitions and calls are one run with the text around them."""
     chunks = build(template_of(name), Conversation((USER, replaced(CALLS), replaced(FOUND)), harmless()[1:]))
-    assert [run.text for chunk in chunks for run in chunk.runs if not run.special] in (
-        ["Q?", "fine"],
-        ["Q?", '"fine"'],
-    )
+    assert [run.text for chunk in chunks for run in chunk.runs if not run.special] in (["Q?", "fine"], ["Q?", '"fine"'])
 
 
 TWO = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
