@@ -83,7 +83,7 @@ def command(name: str | None, **given: Any) -> None:
         key: given.pop(key) for key in ("splice", "memory", "errata", "system", "think", "max_tokens", "temperature")
     }
     with open_model(session=name, begins=True, **given) as model, model.session(name) as session:
-        turns = f", {session.turns} turns so far" if session.turns else ""
+        turns = f", {output.counted(session.turns, 'turn')} so far" if session.turns else ""
         output.say(f"session {name} with {model.name}{turns}; /help")
         chat = Chat(model, session, options)
         for line in _lines():

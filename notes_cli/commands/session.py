@@ -190,7 +190,8 @@ def undo(name: str, json_: bool) -> None:
     with own_sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
-    _print(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
+    what = f": {output.line(facts['what'], SHORT)}" if facts["what"] else ""
+    _print(facts, f"undid the {_OPS[undone['op']]}{what}", json_)
 
 
 @session_command.command("compact")

@@ -116,7 +116,12 @@ def _write(path: Path, text: str) -> bool:
             make_private(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:  # a part of it would stay as it is from then on
+                path.unlink()
+                raise
     return True
 
 

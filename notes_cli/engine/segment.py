@@ -47,7 +47,8 @@ def to_float32(rows: RowArray) -> NDArray[np.float32]:
     """Convert rows of any type to f32, without loss."""
     blocks: Any = rows
     if blocks.dtype == Q8_0:
-        blocks = (blocks["values"] * blocks["scale"].astype(np.float32)[..., None]).reshape(len(rows), -1)
+        numbers = blocks["values"] * blocks["scale"].astype(np.float32)[..., None]
+        blocks = numbers.reshape(len(rows), values_per_row(rows))  # also of no rows
     result: NDArray[np.float32] = blocks.astype(np.float32)
     return result
 

@@ -207,6 +207,7 @@ def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     # A replaced block counts as rewritten in full, which BLOCKS covers.
     in_place = [entry.name for entry in splices if entry.origin.rewritten and entry.origin.reason is not Reason.BLOCK]
     in_place += [entry.text for entry in edits if (record := record_of(entry.how)) is None or record.in_place]
+    in_place += [skill["name"] for line in state.live for skill in line.get("amended", ())]  # by a turn's errata
     cut = [entry.text for entry in state.traces]
     causes = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: blocks, Cause.IN_PLACE: in_place, Cause.CUT: cut}
     return {cause: tuple(dict.fromkeys(names)) for cause, names in causes.items() if names}

@@ -311,6 +311,14 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
             assert run_here(*ask, method, *system).out.strip() == new
 
 
+def test_a_method_without_new_values_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    assert run_here("compile", SAMPLES / "returns").code == 0
+    ask = ("ask", "Why?", "--splice", "returns", "-n", "2", "--method", "suffix", "--erratum")
+    assert "the edit method suffix has no effect" in run_here(*ask, "The shop has moved.").err
+    assert "no effect" not in run_here(*ask, "tier=basic").err
+
+
 def test_a_correction_for_all_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """A question's own errata and edits override `notes edit --all`; the text's value withdraws it."""
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))

@@ -15,6 +15,7 @@ from notes_cli import config
 from notes_cli.commands.setup import SETTINGS
 from notes_cli.library.models import SMOLLM2
 
+from ..limits import small_files
 from .conftest import run_apart, run_here
 
 
@@ -34,6 +35,15 @@ def test_every_setting_that_is_explained_is_one(empty: Path, home: Path, monkeyp
     (home / "config.yaml").write_text(text)
     assert len(config.load_config()) >= 7
     assert run_here("ls", "-q").code == 0
+
+
+def test_nothing_is_half_written(empty: Path) -> None:
+    """After a full disk, the next call writes what is missing."""
+    sample = empty / "skills" / "store-handbook" / "SKILL.md"
+    with small_files(4096):
+        assert "cannot write" in run_here("init").refusal() and not sample.exists()
+    assert run_here("init").code == 0
+    assert sample.read_text() == (config.resource("skills") / "store-handbook" / "SKILL.md").read_text()
 
 
 TELLS = "this is the demonstration model"

@@ -47,6 +47,18 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
 
 
+def test_undo_says_what_it_took_back(notes: Notes, begun: Path) -> None:
+    for _ in range(2):
+        assert notes(*GO_ON).code == 0
+    assert notes("chat", "mine").err.splitlines()[0].endswith(", 3 turns so far; /help")
+    assert notes("session", "forget", "mine", "2").code == notes("session", "compact", "mine").code == 0
+    assert notes("session", "undo", "mine").out == "undid the compaction\n"  # of no erratum
+    assert notes("session", "undo", "mine").out == "undid the cut: turn 2\n"
+    for _ in range(2):
+        assert notes("session", "undo", "mine").out == "undid the turn: And then?\n"
+    assert notes("chat", "mine").err.splitlines()[0].endswith(", 1 turn so far; /help")
+
+
 @pytest.mark.parametrize("way", ["config", "variables"])
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str

@@ -108,6 +108,7 @@ def test_other_tools_read_it(tmp_path: Path, make_segment: Make) -> None:
     for name, mine in (("blk.0.k", found.k), ("blk.0.v", found.v)):
         tensor = tensors[name]
         assert np.array_equal(gguf.quants.dequantize(tensor.data, tensor.tensor_type), to_float32(mine))
+        assert to_float32(mine[:0]).shape == (0, to_float32(mine).shape[1])  # after a field that ends its text
 
 
 KINDS = [("f16", "on"), ("f16", "off"), ("f32", "on"), ("f32", "off"), ("bf16", "off")]

@@ -337,6 +337,14 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
 
 
+def test_a_correction_of_a_turn_is_a_cause(session: Session) -> None:
+    """An erratum with a question edits in place, too."""
+    session.follow("And then?", errata=["tier=basic"])
+    session.keep("no")
+    report = measured(session)
+    assert report.largest.k > 0.01 and report.causes == {Cause.IN_PLACE: ("returns",)}
+
+
 @pytest.mark.parametrize("session", ["Be kind."], indirect=True)
 def test_rows_of_another_left_context_are_a_reason(session: Session) -> None:
     """A moved skill was compiled after a different context."""
