@@ -511,7 +511,7 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
             raise invalid("tool_choice", f"tool_choice must be {wanted}")
-        name = Reader(named.any("function"), "tool_choice.function").text("name")
+        name = Reader(named.any("function"), "tool_choice.function").needed("name")
     with _refusing("tool_choice"):
         parameters = parameters_of(allowed, name)
     with _refusing("tools"):

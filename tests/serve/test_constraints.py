@@ -132,6 +132,7 @@ def test_a_session(served: Served) -> None:
         ),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
         ({"tool_choice": "required"}, "there is no tool to call"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}}, "function.name is missing"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "two tools of the name get_weather"),
         ({"tools": [{"type": "function", "function": {}}]}, "is not a function with a name"),
     ],
