@@ -702,7 +702,9 @@ def _arguments(data: Any) -> Mapping[str, Any]:
     arguments = data
     if isinstance(data, str):
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(data) if data.strip() else None
+            parsed = json.loads(data) if data.strip() else None
+            json.dumps(parsed, ensure_ascii=False).encode()  # ValueError for half of a surrogate pair
+            arguments = parsed
     if isinstance(arguments, dict):
         return arguments
     return {} if arguments in (None, [], "") else {"arguments": arguments}
