@@ -294,7 +294,7 @@ def _usage(reader: Reader) -> bool:
 
 def _likely(reader: Reader) -> int | None:
     wanted, most = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
-    if most is not None and not wanted:
+    if most and not wanted:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return (most or 0) if wanted else None
 
