@@ -171,7 +171,8 @@ class Service:
     async def completions(self, request: Request) -> Response:
         chats = await self._parse(request, parse_completion)
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
-        return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
+        with renaming({"messages": "prompt"}):
+            return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 
     async def responses(self, request: Request) -> Response:
         parsed = await self._parse(request, partial(parse_responses, store=self._responses))

@@ -25,6 +25,8 @@ T = TypeVar("T")
 PING = 15.0  # seconds without an event after which a comment is sent, as proxies close idle connections
 PINGING = b": still there\n\n"
 STALLED = 60.0  # seconds that a client has to take sent data
+# Escapes of characters that are line breaks for some clients (httpx's iter_lines), though not in server-sent events.
+LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})
 
 
 class Submission:
@@ -209,6 +211,6 @@ async def start_stream(
 
 def encode_event(data: Json, named: bool = False) -> bytes:
     """Encode an event. `named`: its name is the value of `type`."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
     name = f"event: {data['type']}\n".encode() if named else b""
     return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"

@@ -39,6 +39,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
         messages += _message(message)
         places += [f"messages[{number}]"] * (len(messages) - len(places))
     tools, skipped = _tools(reader.any("tools"))
+    choice = _tool_choice(reader.any("tool_choice"))
     thinking = reader.inner("thinking")
     think = thinking.text("type") == "enabled"
     schema = reader.inner("output_config").any("format") or reader.any("output_format")
@@ -47,7 +48,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     body = {
         "max_tokens": reader.whole("max_tokens", 0, 2**31 - 1),
         "stop": reader.any("stop_sequences") or None,
-        "tool_choice": _tool_choice(reader.any("tool_choice")) if tools else None,
+        "tool_choice": choice if tools else None,
         **{key: value for key, value in reader.rest().items() if key not in IGNORED},
         "messages": messages,
         "tools": tools,

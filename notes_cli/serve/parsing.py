@@ -294,7 +294,7 @@ def _usage(reader: Reader) -> bool:
 
 def _likely(reader: Reader) -> int | None:
     wanted, most = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
-    if most is not None and not wanted:
+    if most and not wanted:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return (most or 0) if wanted else None
 
@@ -511,7 +511,7 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
             raise invalid("tool_choice", f"tool_choice must be {wanted}")
-        name = Reader(named.any("function"), "tool_choice.function").text("name")
+        name = Reader(named.any("function"), "tool_choice.function").needed("name")
     with _refusing("tool_choice"):
         parameters = parameters_of(allowed, name)
     with _refusing("tools"):
@@ -702,7 +702,9 @@ def _arguments(data: Any) -> Mapping[str, Any]:
     arguments = data
     if isinstance(data, str):
         with suppress(ValueError, RecursionError):
-            arguments = json.loads(data) if data.strip() else None
+            parsed = json.loads(data) if data.strip() else None
+            json.dumps(parsed, ensure_ascii=False).encode()  # ValueError for half of a surrogate pair
+            arguments = parsed
     if isinstance(arguments, dict):
         return arguments
     return {} if arguments in (None, [], "") else {"arguments": arguments}

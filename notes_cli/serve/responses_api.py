@@ -283,7 +283,7 @@ class ResponsesReply(Reply):
         elif isinstance(event, AnswerDone):
             if not self._items and not event.calls:
                 yield from self._begin_item("message")
-            yield from self._end_item("completed" if event.stopped == "end" else "incomplete")
+            yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")
             for call in event.calls:
                 yield from self._call(call)
 

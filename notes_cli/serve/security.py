@@ -64,7 +64,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
-        host = headers.get("host", "")
+        host = headers.get("host", "localhost")  # absent from probes in HTTP/1.0, never from a browser
         name = _host_name(host)
         if name is None:
             return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")

@@ -86,6 +86,15 @@ def test_a_grammar(served: Served) -> None:
     assert raw.choices[0].text in ("yes", "no")
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_a_line_break_of_unicode_in_a_stream(served: Served, end: str) -> None:
+    """Clients that read lines as Python does, such as httpx, see whole events."""
+    body = {"messages": ASKED, "grammar": f'root ::= "a{end}b"', "stream": True}
+    with served.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        data = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+    assert "".join(json.loads(one)["choices"][0]["delta"].get("content", "") for one in data[:-1]) == f"a{end}b"
+
+
 def test_a_grammar_that_becomes_too_ambiguous(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends only its own answer, with a logged line."""
     with monkeypatch.context() as patched:
@@ -123,6 +132,7 @@ def test_a_session(served: Served) -> None:
         ),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
         ({"tool_choice": "required"}, "there is no tool to call"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}}, "function.name is missing"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "two tools of the name get_weather"),
         ({"tools": [{"type": "function", "function": {}}]}, "is not a function with a name"),
     ],

@@ -94,6 +94,14 @@ def test_a_call_and_its_result(served: Served) -> None:
             create(served, tools=[TOOL], messages=[*talk, {"role": "user", "content": [*blocks, *more]}])
 
 
+def test_a_choice_of_tools_that_are_left_out(served: Served) -> None:
+    """Tools that Anthropic runs are left out, with a choice of them."""
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    answers = [create(served, tools=tools)["content"] for tools in ([], [search])]
+    answers.append(create(served, tools=[search], tool_choice={"type": "tool", "name": "web_search"})["content"])
+    assert answers == [answers[0]] * 3
+
+
 def test_earlier_thinking_is_no_part_of_the_prompt(served: Served) -> None:
     answer = {"type": "text", "text": "Yes."}
     counts = []
@@ -127,6 +135,12 @@ def test_a_stop_sequence_is_named(served: Served) -> None:
         (400, "invalid_request_error", "output_config.format.schema is", {"output_config": {"format": FORM}}),
         (400, "invalid_request_error", "messages[2].role must be", {"messages": [*RESULT, ROBOT]}),
         (400, "invalid_request_error", "mcp_servers is not supported", {"mcp_servers": [{}]}),
+        (
+            400,
+            "invalid_request_error",
+            "tool_choice.name is missing",
+            {"tools": [TOOL], "tool_choice": {"type": "tool"}},
+        ),
     ],
 )
 def test_errors_have_the_form_of_the_api(served: Served, status: int, kind: str, words: str, body: Json) -> None:

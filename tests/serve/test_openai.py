@@ -68,6 +68,13 @@ def test_errors_are_those_of_the_api(served: Served, status: int, param: str, gi
     assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
 
 
+def test_a_call_with_half_a_character(served: Served) -> None:
+    """Another model's arguments may be JSON with half of a surrogate pair: they stay text, and the talk goes on."""
+    function = {"name": "look", "arguments": '{"x": "\\ud83d"}'}
+    call = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    served.chat([{"role": "user", "content": "x"}, call, {"role": "tool", "tool_call_id": "1", "content": "7"}])
+
+
 def test_stops_and_probabilities(served: Served) -> None:
     """A stop string may have several tokens; each token has its probability, and they join to the answer."""
     extra = {"notes": {"splice": ["returns"]}}

@@ -43,6 +43,13 @@ def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
     assert same["choices"] == plain["choices"]
 
 
+def test_no_alternatives_without_probabilities(served: Served) -> None:
+    """0 is the default of OpenAI's Responses API, which its clients repeat."""
+    reply = served.http.post("/v1/responses", json={"input": "x", "top_logprobs": 0, "max_output_tokens": 1})
+    assert reply.status_code == 200, reply.text
+    assert served.chat(ASK, 400, top_logprobs=1)["param"] == "top_logprobs"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -72,6 +72,7 @@ CHOICES = ["accepted", "refused"]
     [
         ("/tokenize", {}, "content"),
         ("/v1/completions", {"prompt": "a", "stop": ["b", "a" * 1001]}, "stop"),
+        ("/v1/completions", {"prompt": [5] * 5000}, "prompt"),
         ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0}, "logprobs"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),

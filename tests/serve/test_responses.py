@@ -8,6 +8,10 @@ from typing import Any
 import openai
 import pytest
 
+from notes_cli.serve.generation import AnswerDone, TextDelta
+from notes_cli.serve.responses_api import ResponsesReply, ResponseStore, parse_responses
+from notes_cli.text.messages import ToolCall
+
 from .conftest import QUESTION, Json, Served, reply_text
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
@@ -88,6 +92,16 @@ def test_a_streamed_call(served: Served) -> None:
     done = [event for event in events if event.type == "response.function_call_arguments.done"]
     last = events[-1]
     assert [(one.name, one.arguments) for one in done] == [(item.name, item.arguments) for item in last.response.output]
+
+
+def test_only_the_item_that_was_cut_is_incomplete() -> None:
+    """Reasoning before a call that was cut is whole."""
+    asked = parse_responses({"input": "Look.", "tools": [TOOL]}, ResponseStore())
+    reply = ResponsesReply(asked.chat, "tiny", asked=asked)
+    done = AnswerDone(0, "length", 2, calls=(ToolCall("1", "look", cut='{"x'),))
+    for event in (TextDelta(0, "Hm.", reasoning=True), done):
+        reply.add(event)
+    assert [item["status"] for item in reply.whole()["output"]] == ["completed", "incomplete"]
 
 
 def test_a_tool_of_free_text(served: Served) -> None:

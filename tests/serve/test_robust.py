@@ -298,6 +298,14 @@ def test_what_is_no_host(host: str, where: str, keys: tuple[str, ...]) -> None:
     assert found and found.status == 400 and "is not a name or an address" in str(found)
 
 
+def test_a_probe_without_a_host(served: Served) -> None:
+    """Load balancers check /health in HTTP/1.0, in which Host may be absent."""
+    where, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((where, int(port)), timeout=10) as client:
+        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert b" 200 OK\r\n" in client.recv(1000)
+
+
 async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that is never reached."""
 
