@@ -164,8 +164,7 @@ def command(
 
     try:
         from notes_cli.serve.app import Options, Service
-        from notes_cli.serve.jobs import Limits
-        from notes_cli.serve.scheduler import DecodeThread
+        from notes_cli.serve.scheduler import DecodeThread, Limits
         from notes_cli.serve.server import listen, serve
 
         if upstream is not None:

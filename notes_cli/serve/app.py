@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from notes_cli import output
 from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
-from notes_cli.serve import errata, library
+from notes_cli.serve import library
 from notes_cli.serve.decisions import (
     DecisionReply,
     DecisionRequest,
@@ -36,8 +36,14 @@ from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
-from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.questions import PreparedTurn, prepare
+from notes_cli.serve.prepare import (
+    PreparedTurn,
+    check_messages,
+    check_size,
+    prepare,
+    prepare_request,
+    skills_of_alias,
+)
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
@@ -228,14 +234,14 @@ class Service:
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
-        steps = errata.apply_correction(self.scheduler, errata.parse_correction(await self._body(request)))
+        steps = library.apply_correction(self.scheduler, library.parse_correction(await self._body(request)))
         result = await self._prepare(lambda: next(steps))
         while result is None:
             result = await self._compute(lambda: next(steps))
         return JSONResponse(result)
 
     async def sessions(self, request: Request) -> Response:
-        return JSONResponse({"sessions": await self._prepare(lambda: errata.sessions(self.scheduler))})
+        return JSONResponse({"sessions": await self._prepare(lambda: library.list_sessions(self.scheduler))})
 
     # Helpers.
 

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.jobs import JobEvent, ServerJob
+from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.metrics import COUNTS, counts_of
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.explanations import explanation
-from notes_cli.serve.generation import AnswerDone, TextDelta, Token
-from notes_cli.serve.jobs import PrefillDone
+from notes_cli.serve.generation import AnswerDone, PrefillDone, TextDelta, Token
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.refusals import Refused, error_body
 

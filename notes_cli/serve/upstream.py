@@ -26,9 +26,9 @@ from starlette.routing import Route
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
 from notes_cli.serve.app import Options, application, read_body
-from notes_cli.serve.errata import parse_correction
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.json_body import read_json
+from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.skill_texts import Json, Placed, Placer
