@@ -15,13 +15,13 @@ from notes_cli.commands.options import (
     OFF,
     FieldValue,
     Number,
-    ServerName,
     SessionName,
     SkillName,
     errata_of_skills,
     model_options,
     named,
     open_workspace,
+    server_name,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand, parse_command, request_of
 from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption
@@ -122,13 +122,7 @@ REQUEST = [
     "standard input. Repeatable, in the order of the calls.",
 )
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
-@click.option(
-    *("--max-think", "max_think"),
-    type=Number(0),
-    default=512,
-    show_default=True,
-    help="At most so many tokens of reasoning.",
-)
+@click.option(*("--max-think", "max_think"), type=Number(0), default=512, help="At most so many tokens of reasoning.")
 @click.option("--choices", cls=SingleOption, metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-j", "--json-schema", "json_schema"),
@@ -146,34 +140,21 @@ REQUEST = [
     *("-n", "--max-tokens", "--predict", "--n-predict", "max_tokens"),
     type=Number(1, special=-1),
     default=256,
-    show_default=True,
     help="At most so many tokens of answer, -1: until the answer or the context ends.",
 )
 @click.option(
     *("--temp", "--temperature", "temperature"),
     type=Number(0, kind=float),
     default=0.0,
-    show_default=True,
     help="Temperature, 0: always the likeliest token.",
 )
-@click.option(
-    "--top-k", type=Number(0), default=40, show_default=True, help="Sample from the k likeliest tokens, 0: all."
-)
-@click.option(
-    "--top-p",
-    type=Number(0, 1, kind=float),
-    default=0.95,
-    show_default=True,
-    help="Sample from the likeliest, p in all.",
-)
-@click.option(
-    "--min-p", type=Number(0, 1, kind=float), default=0.05, show_default=True, help="Not below p of the likeliest."
-)
+@click.option("--top-k", type=Number(0), default=40, help="Sample from the k likeliest tokens, 0: all.")
+@click.option("--top-p", type=Number(0, 1, kind=float), default=0.95, help="Sample from the likeliest, p in all.")
+@click.option("--min-p", type=Number(0, 1, kind=float), default=0.05, help="Not below p of the likeliest.")
 @click.option(
     "--repeat-penalty",
     type=Number(0, above=True, kind=float),
     default=1.0,
-    show_default=True,
     help="Penalty on repeated tokens, 1: none.",
 )
 @click.option(
@@ -211,6 +192,7 @@ REQUEST = [
 @click.option(
     "--gain/--no-gain",
     default=True,
+    show_default=False,
     help="End with a line on stderr: what splicing saved.  [default: on a terminal]",
 )
 @click.option(
@@ -224,10 +206,9 @@ REQUEST = [
 @click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
 @click.option(
     "--server",
-    type=ServerName(),
+    type=server_name,
     envvar="NOTES_SERVER",
     default=OFF,
-    show_default=True,
     metavar="WHICH",
     help="Send the question to a running notes serve of this user, which has the model loaded: auto (if there is "
     "one), off, or an address.",

@@ -23,29 +23,23 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Length, Speed, Times
 
 
-class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Comma-separated numbers of tokens."""
-
-    name = "n,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        number = Number(1)
-        return tuple(int(number.convert(word.strip(), param, ctx)) for word in str(value).split(","))
+def lengths(value: Any) -> tuple[int, ...]:
+    """Convert numbers of tokens, separated by commas."""
+    if isinstance(value, tuple):
+        return value
+    return tuple(int(Number(1).convert(word.strip(), None, None)) for word in str(value).split(","))
 
 
 @click.command(cls=GroupedCommand)
 @click.option(
     "--tokens",
-    type=Lengths(),
+    type=lengths,
     default="1024,4096",
-    show_default=True,
     metavar="N,...",
     help="Lengths of the skills. One that there is no memory for is left out.",
 )
-@click.option("--runs", type=Number(2, 1000), default=5, show_default=True, help="How often each is measured.")
-@click.option("--question", type=Number(1), default=16, show_default=True, help="Tokens of the question.")
+@click.option("--runs", type=Number(2, 1000), default=5, help="How often each is measured.")
+@click.option("--question", type=Number(1), default=16, help="Tokens of the question.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
 @model_options

@@ -55,14 +55,12 @@ A line that ends with \\ goes on in the next one."""
     *("-n", "--max-tokens", "max_tokens"),
     type=Number(1),
     default=1024,
-    show_default=True,
     help="At most so many tokens of an answer.",
 )
 @click.option(
     *("--temp", "temperature"),
     type=Number(0, kind=float),
     default=0.0,
-    show_default=True,
     help="Temperature, 0: always the likeliest token.",
 )
 @model_options

@@ -31,18 +31,15 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 64
 
 
-class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A number of blocks, or `headings`."""
-
-    name = "blocks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "headings":
-            return value
-        number = int(value) if str(value).isdecimal() else 0
-        if not 2 <= number <= MOST_BLOCKS:
-            self.fail(f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings", param, ctx)
-        return number
+def number_of_blocks(value: Any) -> Any:
+    """Convert a number of blocks, or `headings`."""
+    if value == "headings":
+        return value
+    number = int(value) if str(value).isdecimal() else 0
+    if not 2 <= number <= MOST_BLOCKS:
+        problem = f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings"
+        raise click.BadParameter(problem)
+    return number
 
 
 @click.command(cls=GroupedCommand)
@@ -81,7 +78,10 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
 )
 @click.option(
-    "--blocks", type=Blocks(), metavar="S", help="Compile the text in S parts, or in one for each heading (headings)."
+    "--blocks",
+    type=number_of_blocks,
+    metavar="S",
+    help="Compile the text in S parts, or in one for each heading (headings).",
 )
 @click.option(
     "--kv",
@@ -378,7 +378,6 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     "--interval",
     type=Number(0.05, 3600, kind=float),
     default=1.0,
-    show_default=True,
     metavar="SECONDS",
     help="Time between two looks at the files.",
 )

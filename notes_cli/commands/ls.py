@@ -105,7 +105,6 @@ _RIGHT = ("tokens", "size", "uses")
     "--sort",
     type=click.Choice(list(SORTS)),
     default="name",
-    show_default=True,
     metavar="BY",
     help="name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
 )

@@ -63,29 +63,28 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
             output.data(file)
 
 
-class WithUnit(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A number with a unit, by a function of text/sizes.py."""
+def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
+    """Return the type of an option with a unit, by a function of text/sizes.py."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name, self.parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(value: Any) -> float:
         try:
-            return self.parse(str(value)) if isinstance(value, str) else value
+            return parse(value) if isinstance(value, str) else value
         except NotesError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from error
+
+    return convert
 
 
 @click.command()
 @click.option(
     "--older-than",
-    type=WithUnit("age", parse_age),
+    type=with_unit(parse_age),
     metavar="AGE",
     help="What was not used, nor compiled, for so long: 30d, 12h.",
 )
 @click.option(
     "--max-size",
-    type=WithUnit("size", parse_size),
+    type=with_unit(parse_size),
     metavar="SIZE",
     help="The least recently used, until all take no more: 20GB.",
 )

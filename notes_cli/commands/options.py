@@ -69,15 +69,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
-class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Number of times that a flag is given; in config.yaml also true or false."""
-
-    name = "n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if str(value).isdecimal():
-            return int(value)
-        return int(click.BOOL.convert(value, param, ctx))
+def level(value: Any) -> int:
+    """Convert the number of times that a flag is given; in config.yaml also true or false."""
+    return int(value) if str(value).isdecimal() else int(click.BOOL.convert(value, None, None))
 
 
 class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -187,42 +181,33 @@ class FieldValue(_Completed):
         return [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
 
 
-class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A server to ask: auto, off, or an address."""
-
-    name = "server"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        word = str(value).strip().rstrip("/")
-        if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
-            self.fail(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080", param, ctx)
-        return word
+def server_name(value: Any) -> str:
+    """Convert a server to ask: auto, off, or an address."""
+    word = str(value).strip().rstrip("/")
+    if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080")
+    return word
 
 
-class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Addresses of RPC servers, separated by commas."""
+def rpc_servers(value: Any) -> tuple[str, ...]:
+    """Convert addresses of RPC servers, separated by commas."""
+    from notes_cli.engine import devices
+    from notes_cli.errors import EngineError
 
-    name = "servers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from notes_cli.engine import devices
-        from notes_cli.errors import EngineError
-
-        if isinstance(value, tuple):
-            return value
-        servers = tuple(word.strip() for word in str(value).split(","))
-        try:
-            for server in servers:
-                devices.address(server)
-        except EngineError as error:
-            self.fail(str(error), param, ctx)
-        return servers
+    if isinstance(value, tuple):
+        return value
+    servers = tuple(word.strip() for word in str(value).split(","))
+    try:
+        for server in servers:
+            devices.address(server)
+    except EngineError as error:
+        raise click.BadParameter(str(error)) from error
+    return servers
 
 
 def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
-    """Return an option whose variable is NOTES_FLAG for all commands, and whose default is shown."""
+    """Return an option whose variable is NOTES_FLAG for all commands."""
     flag = max(flags, key=len)
-    how.setdefault("show_default", how.get("default") is not None)
     return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
 
 
@@ -235,9 +220,8 @@ field_option = partial(_values_option, "--field", "fields")
 FILE_PATH = click.Path(path_type=Path)
 rpc_option = _shared(
     "--rpc",
-    type=Servers(),
+    type=rpc_servers,
     default=(),
-    show_default=False,
     metavar="HOST:PORT,...",
     help="RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
 )
@@ -304,7 +288,11 @@ _MODEL_OPTIONS = [
         "--rope-freq-scale", type=Number(0, above=True, kind=float), help="RoPE scale.  [default: the model's]"
     ),
     click.option(
-        "--yarn-orig-ctx", type=Number(0), default=0, help="Context YaRN starts from.  [default: the model's]"
+        "--yarn-orig-ctx",
+        type=Number(0),
+        default=0,
+        show_default=False,
+        help="Context YaRN starts from.  [default: the model's]",
     ),
     click.option(
         "--beyond-trained",
@@ -325,7 +313,8 @@ _MODEL_OPTIONS = [
     click.option(
         *("-v", "--verbose"),
         count=True,
-        type=Level(),
+        type=level,
+        show_default=False,
         help="On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
     ),
 ]

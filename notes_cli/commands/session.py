@@ -224,7 +224,6 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     "--method",
     type=click.Choice(["cut", "suffix"]),
     default="cut",
-    show_default=True,
     help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
@@ -484,7 +483,6 @@ def _wrap(line: str, width: int) -> list[str]:
 @click.option(
     "--method",
     default="auto",
-    show_default=True,
     metavar="METHOD",
     help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
     "blend@K, or suffix: decode everything after it again.",
