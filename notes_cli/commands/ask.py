@@ -13,15 +13,21 @@ from notes_cli import output
 from notes_cli.commands.options import (
     AUTO,
     OFF,
-    FieldValue,
     Number,
     SessionName,
     SkillName,
     errata_of_skills,
+    erratum_option,
+    field_option,
+    memory_option,
     model_options,
     named,
     open_workspace,
     server_name,
+    splice_option,
+    system_option,
+    temperature_option,
+    think_option,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand, parse_command, request_of
 from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption
@@ -57,18 +63,8 @@ REQUEST = [
     metavar="FILE",
     help="A text that precedes QUESTION.",
 )
-@click.option(
-    "--splice",
-    type=SkillName(),
-    multiple=True,
-    metavar="NAME",
-    help="A compiled skill, a segment file, or a text. Repeatable.",
-)
-@click.option(
-    "--memory",
-    cls=SingleOption,
-    type=SkillName(),
-    metavar="NAME",
+@splice_option(help="A compiled skill, a segment file, or a text. Repeatable.")
+@memory_option(
     help="A skill that is kept just before the question, as a profile of the user. A session remembers it, and each of "
     "its turns moves it there.",
 )
@@ -80,21 +76,12 @@ REQUEST = [
     metavar="FILE",
     help="An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
+@erratum_option(
     callback=errata_of_skills,
-    metavar="FIELD=VALUE",
     help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
     "Or free text, before the question. Repeatable; of a field the last one wins.",
 )
-@click.option(
-    "--field",
-    "fields",
-    type=FieldValue(),
-    multiple=True,
+@field_option(
     metavar="NAME=VALUE",
     help="The same, by the method that notes calibrate measured to be best, if it did. Repeatable.",
 )
@@ -105,7 +92,7 @@ REQUEST = [
     "recompute, block, selective@K, blend@K, stale, or auto: field alone if this question is decided as by "
     "field+erratum.  [default: as measured, else field+erratum]",
 )
-@click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
+@system_option
 @click.option(
     "--session",
     cls=SingleOption,
@@ -121,7 +108,7 @@ REQUEST = [
     help="In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
     "standard input. Repeatable, in the order of the calls.",
 )
-@click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
+@think_option
 @click.option(*("--max-think", "max_think"), type=Number(0), default=512, help="At most so many tokens of reasoning.")
 @click.option("--choices", cls=SingleOption, metavar="A,B,...", help="Decide among these answers.")
 @click.option(
@@ -142,12 +129,7 @@ REQUEST = [
     default=256,
     help="At most so many tokens of answer, -1: until the answer or the context ends.",
 )
-@click.option(
-    *("--temp", "--temperature", "temperature"),
-    type=Number(0, kind=float),
-    default=0.0,
-    help="Temperature, 0: always the likeliest token.",
-)
+@temperature_option("--temp", "--temperature", "temperature")
 @click.option("--top-k", type=Number(0), default=40, help="Sample from the k likeliest tokens, 0: all.")
 @click.option("--top-p", type=Number(0, 1, kind=float), default=0.95, help="Sample from the likeliest, p in all.")
 @click.option("--min-p", type=Number(0, 1, kind=float), default=0.05, help="Not below p of the likeliest.")

@@ -16,6 +16,7 @@ from notes_cli.commands.options import Number, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,13 +97,10 @@ def _times(times: Times) -> str:
 
 def _as_json(speed: Speed) -> dict[str, Any]:
     return {
-        "model": speed.model,
-        "threads": speed.threads,
-        "flash_attention": speed.flash_attention,
-        "cache": speed.cache,
+        **attributes(speed, "model", "threads", "flash_attention", "cache"),
         "question": speed.wanted.question,
         "lengths": [_length(length) for length in speed.lengths],
-        "left_out": [{"tokens": length.tokens, "why": length.why} for length in speed.left_out],
+        "left_out": [attributes(length, "tokens", "why") for length in speed.left_out],
     }
 
 
@@ -119,7 +117,7 @@ def _length(length: Length) -> dict[str, Any]:
 
 
 def _spread(times: Times) -> dict[str, Any]:
-    return {"median": times.median, "low": times.low, "high": times.high, "runs": len(times.seconds)}
+    return {**attributes(times, "median", "low", "high"), "runs": len(times.seconds)}
 
 
 ENDINGS = (".png", ".svg")

@@ -13,6 +13,7 @@ from notes_cli.commands.options import Number, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from notes_cli.library.profiles import Profile, Profiles
@@ -217,13 +218,8 @@ def ls(quiet: bool, json_: bool) -> None:
         facts: dict[str, Any] = {"name": name, "path": str(profiles.folder / f"{name}.json"), "problem": None}
         try:
             profile = _read(profiles, name)
-            facts |= {
-                "identity": profile.identity.as_dict(),
-                "cache": profile.cache,
-                "cases": profile.cases,
-                "methods": profile.methods,
-                "created": profile.created,
-            }
+            measured = attributes(profile, "cache", "cases", "methods", "created")
+            facts |= {"identity": profile.identity.as_dict(), **measured}
         except NotesError as error:
             facts["problem"] = worded(error)
         listed.append(facts)

@@ -18,6 +18,7 @@ from notes_cli.commands.options import KEPT_TYPES, Number, SkillSource, Target, 
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
+from notes_cli.explanations import attributes, storage_type
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
@@ -324,7 +325,6 @@ def _compile(
         carried = info.carried > 0
         limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
         output.say(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
-    facts = {key: getattr(compiled, key) for key in ("kv", "blocks", "fresh", "decoded")}
     return {
         "name": skill.name,
         "path": str(compiled.path),
@@ -332,7 +332,7 @@ def _compile(
         "fields": values,
         "up_to_date": not compiled.reasons,
         "reasons": list(compiled.reasons),
-        **facts,
+        **attributes(compiled, "kv", "blocks", "fresh", "decoded"),
         "bytes": info.nbytes,
         "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
         "warnings": [*skill.warnings, *compiled.warnings],
@@ -341,7 +341,6 @@ def _compile(
 
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
-    from notes_cli.explanations import storage_type
     from notes_cli.runtime.recompile import NEW
     from notes_cli.text.sizes import human_time
 

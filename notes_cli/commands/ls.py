@@ -14,7 +14,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
-from notes_cli.explanations import entry_as_json, storage_type
+from notes_cli.explanations import attributes, entry_as_json, storage_type
 from notes_cli.text.sizes import human_age, human_time
 
 if TYPE_CHECKING:
@@ -197,11 +197,7 @@ def _facts(row: _Row) -> dict[str, Any]:
         **facts,
         "uses": row.uses,
         "used": row.used,
-        "spliced": {
-            "times": row.spliced.times,
-            "tokens": row.spliced.tokens,
-            "saved_ms": round(1000 * row.spliced.seconds),
-        },
+        "spliced": {**attributes(row.spliced, "times", "tokens"), "saved_ms": round(1000 * row.spliced.seconds)},
         "stale": [reason.kind.value for reason in row.stale],
         "why": [reason.what for reason in row.stale],
     }
@@ -328,10 +324,12 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             output.data(info.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in info.tokens))
-        prefill = info.prefill
+        prefill = info.prefill and {
+            "ms": round(1000 * info.prefill.seconds, 3),
+            **attributes(info.prefill, "tokens", "threads"),
+        }
         facts: dict[str, Any] = {
-            "name": info.name,
-            "description": info.description,
+            **attributes(info, "name", "description"),
             "path": str(path),
             "source": info.source or None,
             "left_out": _left_out(info),
@@ -343,8 +341,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
-            "prefill": prefill
-            and {"ms": round(1000 * prefill.seconds, 3), "tokens": prefill.tokens, "threads": prefill.threads},
+            "prefill": prefill,
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
                 for s in info.fields

@@ -18,6 +18,7 @@ from notes_cli import output
 from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
+from notes_cli.explanations import attributes
 from notes_cli.output import counted
 from notes_cli.text.sizes import parse_age, parse_size
 
@@ -269,13 +270,11 @@ def _mend(outcome: _Outcome) -> None:
 def _facts(outcome: _Outcome) -> dict[str, object]:
     finding = outcome.finding
     return {
-        "kind": finding.kind,
+        **attributes(finding, "kind", "what"),
         "path": str(finding.path),
-        "what": finding.what,
         "remedy": advice(finding.remedy) or None,
         "mendable": finding.mend is not None,
-        "mended": outcome.mended,
-        "failed": outcome.failed,
+        **attributes(outcome, "mended", "failed"),
     }
 
 
@@ -381,7 +380,7 @@ def import_command(
                 failed[str(source)] = worded(error)
                 output.say(f"notes: {failed[str(source)]}")
                 continue
-            facts = {key: getattr(imported, key) for key in ("tokens", "how", "reasons", "checked", "farthest")}
+            facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
             named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
             done.append({**named, **facts, "influence_dropped": imported.dropped})
             if not json_:

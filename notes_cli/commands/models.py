@@ -11,6 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.config import project_model
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from notes_cli.engine.architectures import Skills
@@ -97,13 +98,7 @@ def _rows(known: Models, default: Path | None) -> list[_Row]:
 
 def _facts(row: _Row) -> dict[str, object]:
     model, header, skills = row.model, row.header, row.skills
-    facts: dict[str, object] = {
-        "name": model.name,
-        "store": model.store,
-        "path": str(model.path),
-        "problem": row.problem,
-        "default": row.default,
-    }
+    facts = {**attributes(model, "name", "store"), "path": str(model.path), **attributes(row, "problem", "default")}
     if header is None or skills is None:
         return facts
     return {

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -211,12 +213,18 @@ def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
     return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
 
 
-def _values_option(flag: str, name: str, metavar: str = "FIELD=VALUE", **how: Any) -> Callable[[Command], Command]:
-    return click.option(flag, name, type=FieldValue(), multiple=True, metavar=metavar, **how)
-
-
-erratum_option = partial(_values_option, "--erratum", "errata")
-field_option = partial(_values_option, "--field", "fields")
+_FIELD_VALUES: dict[str, Any] = {"type": FieldValue(), "multiple": True, "metavar": "FIELD=VALUE"}
+erratum_option = partial(click.option, "--erratum", "errata", **_FIELD_VALUES)
+field_option = partial(click.option, "--field", "fields", **_FIELD_VALUES)
+splice_option = partial(click.option, "--splice", type=SkillName(), multiple=True, metavar="NAME")
+memory_option = partial(click.option, "--memory", cls=SingleOption, type=SkillName(), metavar="NAME")
+system_option = click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
+think_option = click.option(
+    "--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr."
+)
+temperature_option = partial(
+    click.option, type=Number(0, kind=float), default=0.0, help="Temperature, 0: always the likeliest token."
+)
 FILE_PATH = click.Path(path_type=Path)
 rpc_option = _shared(
     "--rpc",
@@ -358,7 +366,6 @@ class ModelChoice:
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
     """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
-    from notes_cli.commands.terminal import read_text
     from notes_cli.runtime.naming import projector_of
 
     header = _session_header(session, begins)
@@ -409,7 +416,6 @@ def open_workspace(
     Raises SessionError, and all errors of Workspace.
     """
     from notes_cli import output
-    from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace

@@ -13,13 +13,13 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     Number,
-    SkillName,
     choose_model,
     errata_of_skills,
     erratum_option,
     model_options,
     named,
     open_workspace,
+    splice_option,
 )
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
@@ -84,11 +84,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     show_default=False,
     help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
-@click.option(
-    "--splice",
-    type=SkillName(),
-    multiple=True,
-    metavar="NAME",
+@splice_option(
     help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
 )
 @erratum_option(

@@ -26,7 +26,7 @@ from notes_cli.commands.options import (
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.explanations import edit_why, entry_why, erratum_as_json
+from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json
 from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
 
@@ -259,7 +259,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
     lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
-    _print({**facts, **{key: getattr(outcome, key) for key in keys}}, lines, json_)
+    _print({**facts, **attributes(outcome, *keys)}, lines, json_)
     return 0
 
 
@@ -353,9 +353,8 @@ def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    keys = ("kind", "name", "text", "position", "tokens", "how")
-    why = {"reason": entry.origin.reason, "why": entry_why(entry)}
-    return {**{key: getattr(entry, key) for key in keys}, "turn": entry.turn, **why}
+    facts = attributes(entry, "kind", "name", "text", "position", "tokens", "how", "turn")
+    return {**facts, "reason": entry.origin.reason, "why": entry_why(entry)}
 
 
 def _subject(line: Line) -> str:
@@ -375,12 +374,9 @@ def _facts(stored: SessionFolder) -> dict[str, Any]:
         "cache": header.cache,
         "whole": header.prefix_only,
         "tokens": len(state.tokens),
-        "turns": state.turns,
-        "edits": state.edits,
-        "fields": state.fields,
+        **attributes(state, "turns", "edits", "fields"),
         "bytes": stored.nbytes,
-        "created": stored.created,
-        "changed": stored.changed,
+        **attributes(stored, "created", "changed"),
     }
 
 
@@ -582,5 +578,5 @@ def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
 
 
 def _edit_as_json(edit: Edited) -> dict[str, Any]:
-    keys = ("field", "value", "method", "chosen")
-    return {**{key: getattr(edit, key) for key in keys}, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}
+    facts = attributes(edit, "field", "value", "method", "chosen")
+    return {**facts, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}
