@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from notes_cli.text.sizes import human_size
@@ -56,6 +57,11 @@ _DIFFERENCES = {
 def attributes(value: object, *names: str) -> dict[str, Any]:
     """Return attributes by name, as keys of a JSON document."""
     return {name: getattr(value, name) for name in names}
+
+
+def timestamp(text: str) -> float:
+    """Return a time of a JSON document in seconds. Raises ValueError."""
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
 def why(piece: Piece | Origin) -> str:

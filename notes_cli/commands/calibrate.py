@@ -141,7 +141,8 @@ def print_profile(profile: Profile) -> None:
     if result:
         output.result(f"{result.kind}: {result.why}")
     for way in ("direct", "reasoned"):
-        output.result(_verdict(profile, way))
+        decisive = f"a recompute decides by the field in {profile.decisive[way]} of {profile.cases} cases"
+        output.result(f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {decisive}")
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
     if profile.carry:
         output.result(f"recurrent state: {profile.carry.verdict}: {profile.carry.why}")
@@ -165,11 +166,6 @@ def _print_composition(profile: Profile) -> None:
     output.result(f"several skills: {composition.why}")
     if composition.repair:
         output.result(f"for skills A and B: {advice(repair(composition.repair, ['A', 'B']))}")
-
-
-def _verdict(profile: Profile, way: str) -> str:
-    decisive = f"a recompute decides by the field in {profile.decisive[way]} of {profile.cases} cases"
-    return f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {decisive}"
 
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON document (docs/json.md).")

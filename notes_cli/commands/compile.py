@@ -516,7 +516,8 @@ def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if json_:
         defaults: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
-        output.json_line({"version": 1, "time": now, "event": event, "source": source, **defaults, **facts})
+        facts = {"version": 1, "time": now, "event": event, "source": source, **defaults, **facts}
+        output.as_json(facts, indent=None)
         return
     text = event.replace("_", " ")
     if "name" in facts:

@@ -221,7 +221,11 @@ def fsck_command(repair: bool, json_: bool) -> int:
         outcomes = [_Outcome(finding) for finding in _findings(sessions, on_read)]
     if repair:
         for outcome in outcomes:
-            _mend(outcome)
+            if outcome.finding.mend is not None:
+                try:
+                    outcome.mended = outcome.finding.mend()
+                except (NotesError, OSError) as error:
+                    outcome.failed = worded(error) if isinstance(error, NotesError) else reason(error)
     left = [outcome for outcome in outcomes if outcome.mended is None and outcome.finding.kind != "busy"]
     if json_:
         checked = {"segments": len(segments), "bytes": size, "sessions": len(names)}
@@ -254,17 +258,6 @@ def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
             yield from findings
         except NotesError as error:
             yield Finding("permission", folder, error.what, error.remedy)
-
-
-def _mend(outcome: _Outcome) -> None:
-    if outcome.finding.mend is None:
-        return
-    try:
-        outcome.mended = outcome.finding.mend()
-    except NotesError as error:
-        outcome.failed = worded(error)
-    except OSError as error:
-        outcome.failed = reason(error)
 
 
 def _facts(outcome: _Outcome) -> dict[str, object]:

@@ -368,7 +368,10 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
     from notes_cli.runtime.naming import projector_of
 
-    header = _session_header(session, begins)
+    header = None
+    if session is not None:
+        sessions = own_sessions()
+        header = None if begins and session not in sessions.names() else sessions.find(session).header
     type_k, type_v = _cache_types(header, given)
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
@@ -492,15 +495,6 @@ def errata_with_skills(context: click.Context) -> bool:
     """True if the errata are those of a file that has skills, too: they belong to these."""
     setting = context.get_parameter_source("errata") is click.core.ParameterSource.DEFAULT_MAP
     return setting and "splice" in (context.default_map or {})
-
-
-def _session_header(session: str | None, begins: bool) -> Header | None:
-    """Return the header of a session (model, cache types), None if it `begins` now. Raises SessionError for an unknown
-    session."""
-    if session is None:
-        return None
-    sessions = own_sessions()
-    return None if begins and session not in sessions.names() else sessions.find(session).header
 
 
 def _cache_types(header: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:

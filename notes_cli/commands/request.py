@@ -22,7 +22,7 @@ from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
-    from notes_cli.errors import Notice, Progress
+    from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
@@ -105,13 +105,7 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
         from notes_cli.text.fields import parse_values
 
         fields = parse_values(given["fields"])
-    return {
-        "question": question,
-        **options,
-        "fields": fields,
-        "sampling": sampling,
-        **read_constraints(given),
-    }
+    return {"question": question, **options, "fields": fields, "sampling": sampling, **read_constraints(given)}
 
 
 def request_of(options: Options) -> Request:
@@ -136,10 +130,7 @@ def read_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
         from notes_cli.text.schema import read_schema
 
         schema = read_schema(_inline_or_file(schema, "{"))
-    return {
-        "json_schema": schema,
-        "grammar": None if grammar is None else _inline_or_file(grammar, "::="),
-    }
+    return {"json_schema": schema, "grammar": None if grammar is None else _inline_or_file(grammar, "::=")}
 
 
 def _inline_or_file(value: str, sign: str) -> str:
@@ -195,12 +186,6 @@ def watch(
     return output.progress(label, unit, hidden=short or hidden, later=later)
 
 
-def _print_notice(notice: Notice) -> None:
-    from notes_cli.commands.remedies import print_notice  # imported for the few answers with notices
-
-    print_notice(notice)
-
-
 class _StreamedText:
     """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
@@ -243,10 +228,11 @@ class AnswerPrinter:
 
     def callbacks(self, workspace: Workspace) -> Callbacks:
         """Return the callbacks for an answer of this process."""
+        from notes_cli.commands.remedies import print_notice
         from notes_cli.runtime.request import Callbacks
 
         return Callbacks(
-            on_notice=_print_notice,
+            on_notice=print_notice,
             progress=partial(watch, hidden=self._command.json),
             on_reasoning=self.reasoning if self._streams else None,
             on_reasoning_end=lambda trace, requested: self.end_reasoning(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,7 @@ from notes_cli.commands.options import (
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json
+from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
 
@@ -84,11 +84,11 @@ def ls(quiet: bool, json_: bool) -> None:
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
         return
-    columns = ("name", "tokens", "turns", "size", "age", "model")
+    columns, now = ("name", "tokens", "turns", "size", "age", "model"), time()
     rows = [
         (
             *(facts["name"], str(facts["tokens"]), str(facts["turns"]), output.human_size(facts["bytes"])),
-            *(_age(facts["changed"]), _model(facts)),
+            *(human_age(now - timestamp(facts["changed"])), _model(facts)),
         )
         if facts["problem"] is None
         else (facts["name"], "", "", "", "", facts["problem"])
@@ -384,19 +384,7 @@ def _model(facts: dict[str, Any]) -> str:
     return output.line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
 
 
-def _age(time: str) -> str:
-    changed = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    return human_age((datetime.now(timezone.utc) - changed).total_seconds())
-
-
 INDENT = 12  # columns before a text, for its label
-
-
-class Part(NamedTuple):
-    """A part of a conversation: its label, such as "user", and its text."""
-
-    label: str
-    text: str
 
 
 def print_conversation(state: State) -> None:
@@ -406,8 +394,8 @@ def print_conversation(state: State) -> None:
         parts = [*parts_of_turn(state, number)]
         if parts and number:
             output.styled([(f"turn {number}", "bold")])
-        for part in parts:
-            first, *rest = _lines(part, width)
+        for label, text in parts:
+            first, *rest = _lines(label, text, width)
             output.styled([(first[:INDENT], "dim"), (first[INDENT:], "")])
             for line in rest:
                 output.result(line)
@@ -415,32 +403,33 @@ def print_conversation(state: State) -> None:
             output.result("")
 
 
-def parts_of_turn(state: State, number: int) -> Iterator[Part]:
-    """Yield the parts of a turn, then the edits after it; turn 0 has the edits before turn 1."""
+def parts_of_turn(state: State, number: int) -> Iterator[tuple[str, str]]:
+    """Yield label, such as "user", and text of the parts of a turn, then of the edits after it; turn 0 has the edits
+    before turn 1."""
     from notes_cli.sessions.state import TRACE  # loads numpy, as help does not
 
     entries = [entry for entry in state.entries if entry.turn == number]
     if number == 1 and state.system:
-        yield Part("system", state.system)
+        yield "system", state.system
     if any(entry.kind == "result" for entry in entries):
-        yield Part("tool", state.questions[number - 1])
+        yield "tool", state.questions[number - 1]
     pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
     for (kind, name), group in groupby(pieces_of_turn, _merge_key):
         pieces = [*group]
         if kind == "splice":
-            yield Part("skill", _skill(state, name, pieces))
+            yield "skill", _skill(state, name, pieces)
         elif kind == "erratum":
-            yield from (Part("correction", piece.text.strip()) for piece in pieces)
+            yield from (("correction", piece.text.strip()) for piece in pieces)
         elif kind in ("answer", "thought"):
             label = "assistant" if kind == "answer" else "thought"
-            yield Part(label, "".join(piece.text for piece in pieces).strip())
+            yield label, "".join(piece.text for piece in pieces).strip()
         elif kind == "question":
-            yield Part("user", state.questions[number - 1])
+            yield "user", state.questions[number - 1]
     for entry in entries:
         if entry.kind == "edit":
-            yield Part("edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": "))
+            yield "edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": ")
         elif entry.kind == TRACE:
-            yield Part("forgotten", f"{entry.text}: {entry_why(entry)}")
+            yield "forgotten", f"{entry.text}: {entry_why(entry)}"
 
 
 def _merge_key(entry: Entry) -> tuple[str, str]:
@@ -457,12 +446,12 @@ def _skill(state: State, name: str, pieces: list[Entry]) -> str:
     return f"{summary}: {output.line(text, SHORT)}" if text else summary
 
 
-def _lines(part: Part, width: int) -> list[str]:
+def _lines(label: str, text: str, width: int) -> list[str]:
     """Return a part as indented lines, with its label before the first."""
-    lines = output.clean(part.text).splitlines() or [""]
+    lines = output.clean(text).splitlines() or [""]
     if width > 2 * INDENT:
         lines = [piece for line in lines for piece in _wrap(line, width - INDENT)]
-    before = [part.label.ljust(INDENT), *[" " * INDENT] * len(lines)]
+    before = [label.ljust(INDENT), *[" " * INDENT] * len(lines)]
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
 
 

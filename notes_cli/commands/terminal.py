@@ -38,8 +38,9 @@ def add_common_options(command: click.Command, *path: str) -> click.Command:
     for option in command.params:
         if not isinstance(option, click.Option):
             continue
-        if option.multiple:
-            option.type = _split_lines(option.type)
+        if option.multiple:  # a value per line of a variable; click splits at blanks, which keys and paths may contain
+            option.type = copy.copy(option.type)
+            vars(option.type)["split_envvar_value"] = lambda text: list(filter(str.strip, re.split("\r?\n", text)))
         if option.envvar is None and option.name != "json_":
             flag = next(flag for flag in option.opts if flag.startswith("--"))
             option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
@@ -57,13 +58,6 @@ def _not_empty(kind: click.ParamType[Any]) -> click.ParamType[Any]:
         return kind.fail("it is empty", parameter, ctx) if value == "" else convert(value, parameter, ctx)
 
     vars(wrapped)["convert"] = convert_text
-    return wrapped
-
-
-def _split_lines(kind: click.ParamType[Any]) -> click.ParamType[Any]:
-    """Return the type with variables split at line ends; click splits at blanks, which keys and paths may contain."""
-    wrapped = copy.copy(kind)
-    vars(wrapped)["split_envvar_value"] = lambda value: [line for line in re.split("\r?\n", value) if line.strip()]
     return wrapped
 
 
