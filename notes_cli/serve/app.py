@@ -137,11 +137,8 @@ class Service:
         if not name:
             return await self.models(request)
 
-        def check_skills() -> None:
-            for skill in skills_of_alias(name, self.scheduler.names):
-                self.scheduler.segment_cache.segment(skill)
-
-        await self._prepare(check_skills)
+        skills = skills_of_alias(name, self.scheduler.names)
+        await self._prepare(lambda: list(map(self.scheduler.segment_cache.segment, skills)))  # raises for unknown ones
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
@@ -320,8 +317,7 @@ async def read_body(request: Request, most: int) -> bytes:
         raise Refused(415, "the body must be JSON: send Content-Type: application/json")
     if (packed := request.headers.get("content-encoding", "identity")) != "identity":
         raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
-    message = f"the body is larger than {most:,} bytes"
-    too_large = Refused(413, message, code="too_large", last=True)
+    too_large = Refused(413, f"the body is larger than {most:,} bytes", code="too_large", last=True)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise too_large  # without reading it

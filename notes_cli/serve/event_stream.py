@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
@@ -99,7 +99,8 @@ async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> As
     submission = Submission(scheduler, replies)
     try:
         async for reply, event in submission.events():
-            for chunk in (*(() if begun else _openings(replies)), *reply.chunks(event)):
+            opening = [] if begun else [chunk for each in replies for chunk in each.opening()]
+            for chunk in (*opening, *reply.chunks(event)):
                 yield encode_event(chunk, first.named_events)
             begun = True
     finally:
@@ -108,11 +109,6 @@ async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> As
         yield encode_event(chunk, first.named_events)
     if not first.named_events:
         yield b"data: [DONE]\n\n"
-
-
-def _openings(replies: Sequence[Reply]) -> Iterator[Json]:
-    for reply in replies:
-        yield from reply.opening()
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 
 from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.errors import CompilingError, Help, NotesError, Progress, SegmentError, SessionError, TakenError
-from notes_cli.explanations import entry_as_json, erratum_as_json
+from notes_cli.explanations import attributes, entry_as_json, erratum_as_json
 from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compile import block_warnings
@@ -52,18 +52,15 @@ def skill_json(scheduler: DecodeThread, name: str) -> Json:
     if not entries:
         raise _unknown(name)
     identity = workspace.identity
-    entries.sort(key=lambda entry: entry.info is None or entry.info.identity != identity)
-    entry = entries[0]
+    entry = min(entries, key=lambda entry: entry.info is None or entry.info.identity != identity)
     facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
     info = entry.info
     if info is None:
         return {**facts, "model_matches": False}
-    spans = [{"name": span.name, "value": span.value, "start": span.start, "end": span.end} for span in info.fields]
     return {
         **facts,
-        "description": info.description,
-        "text": info.text,
-        "spans": spans,
+        **attributes(info, "description", "text"),
+        "spans": [attributes(span, "name", "value", "start", "end") for span in info.fields],
         "model_matches": info.identity == identity,
     }
 
@@ -249,12 +246,11 @@ def list_sessions(scheduler: DecodeThread) -> list[Json]:
         except NotesError as error:
             listed.append({"name": name, "problem": str(error)})
             continue
-        state = stored.state
+        state, identity = stored.state, stored.header.identity
         facts = {"turns": state.turns, "tokens": len(state.tokens), "fields": state.fields}
-        identity = stored.header.identity
-        model = f"{identity.model} {identity.quantization}"
-        skills = [skill.name for skill in state.skills]
-        listed.append(
-            {"name": name, "problem": None, **facts, "skills": skills, "model": model, "changed": stored.changed}
-        )
+        facts |= {
+            "skills": [skill.name for skill in state.skills],
+            "model": f"{identity.model} {identity.quantization}",
+        }
+        listed.append({"name": name, "problem": None, **facts, "changed": stored.changed})
     return listed

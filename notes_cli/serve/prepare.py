@@ -284,7 +284,9 @@ def _prepare_chat(
     result = len(messages) - 1 if answered_by_calls else None
     copies, errata = _copies(messages, named, settings.place), request.notes.errata
     place = partial(place_errata, *(earlier, skills, copies, global_errata, errata, question, settings.wording, result))
-    now = place(_editable(skills, copies))
+    # Skills that the request names, and that no message has: their K/V can get new values in place.
+    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
+    now = place({name for name, segment in skills.items() if name not in in_messages and not segment.media})
     prompt = Prompt("", list(skills.values()), think=think, fields=_fields(now), method=FIELD)
     if now.in_place and (earlier is None or now.in_place != earlier.in_place):
         chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), think=think, stated=True)
@@ -323,12 +325,6 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
     return replace(layout, reuse=reuse, compiled=compiled)
-
-
-def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozenset[str]:
-    """Return the skills that the request names, and that no message has: their K/V can get new values in place."""
-    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
-    return frozenset(name for name, segment in skills.items() if name not in in_messages and not segment.media)
 
 
 def _fields(conversation: ConversationState) -> dict[str, str]:

@@ -92,11 +92,9 @@ class Reply:
             last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
             complete = len(self.done) == self.request.params.choices and not self.request.usage
             yield {**last, **self.explained()} if complete else last
-        elif isinstance(event, TextDelta) and self.chat:
-            key = "reasoning_content" if event.reasoning else "content"
-            yield self._chunk(event.index, {key: event.text}, event.tokens)
         elif isinstance(event, TextDelta):
-            yield self._chunk(event.index, event.text, event.tokens)
+            key = "reasoning_content" if event.reasoning else "content"
+            yield self._chunk(event.index, {key: event.text} if self.chat else event.text, event.tokens)
 
     def _collect(self) -> None:
         """Take all events, for a reply that is built by its chunks."""
@@ -115,11 +113,10 @@ class Reply:
 
     def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), finished: Json | None = None) -> Json:
         shared = {"index": self.first + index, **(finished or {"finish_reason": None})}
-        if self.chat:
-            choice = {**shared, "delta": delta, "logprobs": self._logprobs(tokens) if tokens else None}
-            return {**self._head("chat.completion.chunk"), "choices": [choice]}
-        choice = {**shared, "text": delta, "logprobs": self._completion_logprobs(index, tokens) if tokens else None}
-        return {**self._head("text_completion"), "choices": [choice]}
+        choice: Json = {**shared, "delta" if self.chat else "text": delta, "logprobs": None}
+        if tokens:
+            choice["logprobs"] = self._logprobs(tokens) if self.chat else self._completion_logprobs(index, tokens)
+        return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": [choice]}
 
     # Parts.
 
@@ -215,11 +212,7 @@ def _finished(done: AnswerDone) -> Json:
 
 def tool_calls(done: AnswerDone) -> list[Json]:
     return [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments_json},
-        }
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
         for call in done.calls
     ]
 

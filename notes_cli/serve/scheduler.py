@@ -231,7 +231,11 @@ class DecodeThread:
                 self.ready.set_result(self.workspace)
                 try:
                     while not self._closing:
-                        self._iterate()
+                        busy = self.scheduler.running or self.scheduler.waiting or self._long_calls
+                        self._take_arrivals(wait=not busy)
+                        self._serve()
+                        if self._long_calls and not self._closing:
+                            self._long_calls.popleft()()
                 finally:
                     self._end()
             self.over.set_result(None)
@@ -269,10 +273,9 @@ class DecodeThread:
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         cells = None if workspace.grows else workspace.context.cells
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
-        conversations, max_tokens = Conversations(), limits.tokens
         self.state = ServerState(
-            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest),
-            self._reuse,
+            *(workspace, self.segment_cache, self.prefixes, Conversations(), errata, self.names),
+            *(limits.tokens, longest, self._reuse),
         )
         self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
         self.splice = tuple(map(self.segment_cache.compiled, self.splice))
@@ -294,13 +297,6 @@ class DecodeThread:
         """Refuse all requests, at the end of the server."""
         self._refuse_long_calls()
         self.scheduler.close()
-
-    def _iterate(self) -> None:
-        busy = self.scheduler.running or self.scheduler.waiting or self._long_calls
-        self._take_arrivals(wait=not busy)
-        self._serve()
-        if self._long_calls and not self._closing:
-            self._long_calls.popleft()()
 
     def yield_to_others(self) -> None:
         """Run a step of the other requests, during a long call. Raises Refused at the end of the server."""

@@ -290,7 +290,7 @@ class Upstream:
         notes = exchange.placed.notes if exchange.placed and exchange.placed.explain else None
         try:
             async for event in self._events(reply):
-                data = _data(event)
+                data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
                 body = _object(data) if data else {}
                 if exchange.first is None and body:
                     exchange.first = time.perf_counter() - exchange.began
@@ -358,10 +358,6 @@ def _end_of_event(data: bytes, searched: int) -> int:
     complete."""
     ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark, searched)) >= 0]
     return min(ends, default=0)
-
-
-def _data(event: bytes) -> bytes:
-    return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def _object(data: bytes) -> Json:
