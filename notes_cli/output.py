@@ -212,6 +212,14 @@ def as_json(value: Any, indent: int | None = 2) -> None:
     _run.printed = True
 
 
+def document(facts: dict[str, Any], text: str, json_: bool) -> None:
+    """Print the outcome of a command: as a JSON document, or the `text` for people."""
+    if json_:
+        as_json({"version": 1, **facts})
+    else:
+        result(text)
+
+
 def asks() -> bool:
     """True if a question can be answered: stdin is a terminal."""
     return sys.stdin is not None and sys.stdin.isatty()

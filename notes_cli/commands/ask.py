@@ -19,6 +19,7 @@ from notes_cli.commands.options import (
     errata_of_skills,
     erratum_option,
     field_option,
+    json_option,
     memory_option,
     model_options,
     named,
@@ -169,7 +170,7 @@ REQUEST = [
 )
 @click.option("--recompute", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @click.option(
     "--gain/--no-gain",
@@ -272,9 +273,7 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
             with Model(workspace).session(ask.session) as session:
                 goes_on = not session.empty
                 if goes_on:
-                    if ask.following is None:
-                        raise ask.first_turn_error()
-                    request = request_of(ask.following)
+                    request = request_of(ask.following())
                 answer, memory = session.ask(request, callbacks=callbacks), session.memory
         if not ask.json:
             return figures_as_json(answer, started)
@@ -312,7 +311,6 @@ def _saved(document: Mapping[str, Any]) -> str:
 
 
 def _print_plan(document: Mapping[str, Any]) -> None:
-    """Print the pieces of a prompt as a table."""
     columns = ("position", "tokens", "kind", "name", "how", "why")
     rows = [[str(piece[column]) for column in columns] for piece in document["pieces"]]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))

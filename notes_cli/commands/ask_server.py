@@ -175,9 +175,7 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
     NotesError for a failed answer."""
     options, sessions = ask.options, own_sessions()
     if ask.session is not None and ask.session in sessions.names() and sessions.find(ask.session).state.live:
-        if ask.following is None:
-            raise ask.first_turn_error()
-        options = ask.following
+        options = ask.following()
     body = _body(ask, options)
     before = time.perf_counter() - started
     try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.commands.options import Number, json_option, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
@@ -41,7 +41,7 @@ def lengths(value: Any) -> tuple[int, ...]:
 )
 @click.option("--runs", type=Number(2, 1000), default=5, help="How often each is measured.")
 @click.option("--question", type=Number(1), default=16, help="Tokens of the question.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
 @model_options
 def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot: Path | None, **model: Any) -> None:

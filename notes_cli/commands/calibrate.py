@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.commands.options import Number, json_option, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
@@ -40,7 +40,7 @@ report_option = click.option(
     *("-n", "--number"), type=Number(1), help="Only the first N decisions of each file, and pairs.  [default: all]"
 )
 @report_option
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def calibrate_command(
     files: tuple[Path, ...], only: bool, number: int | None, report: Path | None, json_: bool, **model: Any

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import KEPT_TYPES, Number, SkillSource, Target, library, model_options, open_model
+from notes_cli.commands.options import (
+    KEPT_TYPES,
+    Number,
+    SkillSource,
+    Target,
+    json_option,
+    library,
+    model_options,
+    open_model,
+)
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
@@ -91,7 +100,7 @@ def number_of_blocks(value: Any) -> Any:
     help="Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def compile_command(
     sources: tuple[str, ...],
@@ -310,15 +319,8 @@ def _compile(
     from notes_cli.runtime.compile import placement_limits, skill_of
 
     skill = skill_of(model.workspace, wanted)
-    compiled = model.bring_up_to_date(
-        skill,
-        output=target,
-        force=force,
-        influence=shape.influence,
-        blocks=shape.blocks,
-        kv=shape.kv,
-        callbacks=print_callbacks(quiet),
-    )
+    how = attributes(shape, "influence", "blocks", "kv")
+    compiled = model.bring_up_to_date(skill, output=target, force=force, callbacks=print_callbacks(quiet), **how)
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
     if not quiet and (compiled.reasons or not fresh_only):
@@ -496,13 +498,8 @@ def _compile_all(
                 continue
             done.add(name)
             shape = shape_of(model, words, words.readable_skill(name) or source, Shape(None, kv=None))
-            compiled = model.bring_up_to_date(
-                skill_of(model.workspace, source.skill),
-                influence=shape.influence,
-                blocks=shape.blocks,
-                kv=shape.kv,
-                callbacks=print_callbacks(json_),
-            )
+            skill, how = skill_of(model.workspace, source.skill), attributes(shape, "influence", "blocks", "kv")
+            compiled = model.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
         except NotesError as error:
             _print_event(json_, event="failed", source=str(path), error=worded(error))
             continue

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
+from notes_cli.commands.options import SkillName, Target, json_option, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
 from notes_cli.explanations import attributes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
     """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
     can be compiled again.
@@ -92,7 +92,7 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 @click.option("--stale", is_flag=True, help="Those whose text has changed or whose file is gone, and damaged ones.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(*("-y", "--yes"), is_flag=True, help="Do not ask.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def prune_command(
     older_than: float | None, max_size: int | None, stale: bool, dry_run: bool, yes: bool, json_: bool
 ) -> int:
@@ -183,7 +183,7 @@ class _Outcome:
 
 @click.command()
 @click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def fsck_command(repair: bool, json_: bool) -> int:
     """Check every file of the library, the sessions and the profiles. Report damaged files, leftovers of killed
     processes, unused files, and files that others can read. The exit status is 1 if a problem remains.
@@ -286,7 +286,7 @@ def _line(outcome: _Outcome, repair: bool) -> str:
 @click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
 @click.argument("target", type=Target(), metavar="FILE|FOLDER")
 @click.option("-f", "--force", is_flag=True, help="Write over other files that are there.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> None:
     """Write compiled skills where others can import them: one into a FILE, any number into a FOLDER (one that is there,
     or ends with /), for all models they were compiled for. Every byte is checked on the way.
@@ -338,7 +338,7 @@ def _files(store: Library, name: str) -> list[Path]:
 @click.option("--trust", is_flag=True, help="Import the rows without computing them again to compare.")
 @click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def import_command(
     sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, quiet: bool, json_: bool, **model: Any

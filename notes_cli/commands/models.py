@@ -11,6 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.config import project_model
+from notes_cli.commands.options import json_option
 from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _table(rows: list[_Row]) -> None:
 @click.argument("name", metavar="smollm2|USER/REPO[:QUANTIZATION]")
 @click.option("--dry-run", is_flag=True, help="Show what would be downloaded.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     """Download a GGUF model from Hugging Face into its cache, which llama.cpp and others share, and print the file's
     path. From then on -m takes it by the same name.

@@ -226,6 +226,7 @@ temperature_option = partial(
     click.option, type=Number(0, kind=float), default=0.0, help="Temperature, 0: always the likeliest token."
 )
 FILE_PATH = click.Path(path_type=Path)
+json_option = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 rpc_option = _shared(
     "--rpc",
     type=rpc_servers,

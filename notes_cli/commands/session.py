@@ -17,6 +17,7 @@ from notes_cli import output
 from notes_cli.commands.options import (
     SessionName,
     field_option,
+    json_option,
     library,
     model_options,
     named,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.state import Entry, Line, State
 
-_JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table, or of a skill's text
 _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
 
@@ -100,7 +100,7 @@ def ls(quiet: bool, json_: bool) -> None:
 @session_command.command("show")
 @click.argument("name", type=SessionName())
 @click.option("--pieces", is_flag=True, help="A table of the pieces of the prompt, as they are in the KV cache.")
-@_JSON
+@json_option
 def show(name: str, pieces: bool, json_: bool) -> None:
     """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
     stored = own_sessions().find(name)
@@ -147,7 +147,7 @@ def _table(entries: Sequence[Entry]) -> None:
 @session_command.command("rm")
 @click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@_JSON
+@json_option
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     """Remove sessions. It asks first: a conversation cannot be repeated.
 
@@ -165,37 +165,37 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
         return 1
     raise_file_limit()  # all are locked at once
     removed = list(map(str, sessions.remove(*names)))
-    _print({"removed": removed}, "\n".join(removed), json_)
+    output.document({"removed": removed}, "\n".join(removed), json_)
     return 0
 
 
 @session_command.command("fork")
 @click.argument("name", type=SessionName())
 @click.argument("new")
-@_JSON
+@json_option
 def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW as a copy of NAME as it is now. From there each goes its own way."""
     from notes_cli.text.names import typed
 
     name, new = typed(name), typed(new)
     folder = str(own_sessions().fork(name, new))
-    _print({"name": new, "path": folder, "forked": name}, folder, json_)
+    output.document({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
 @session_command.command("undo")
 @click.argument("name", type=SessionName())
-@_JSON
+@json_option
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
     with own_sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
-    _print(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
+    output.document(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
 
 
 @session_command.command("compact")
 @click.argument("name", type=SessionName())
-@_JSON
+@json_option
 @model_options
 def compact(name: str, json_: bool, **model: Any) -> None:
     """Take out the errata that later ones of the same field supersede.
@@ -214,7 +214,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
         if outcome.decoded
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
-    _print({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
+    output.document({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
 
 
 @session_command.command("forget")
@@ -228,7 +228,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. It asks where there is no undo: --method suffix.")
-@_JSON
+@json_option
 @model_options
 def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: bool, json_: bool, **model: Any) -> int:
     """Take parts out of a session: a turn (3), turns (3-5), a chain of thought (thought:3), what tools have returned
@@ -259,7 +259,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
     lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
-    _print({**facts, **attributes(outcome, *keys)}, lines, json_)
+    output.document({**facts, **attributes(outcome, *keys)}, lines, json_)
     return 0
 
 
@@ -290,7 +290,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
 @click.argument("name", type=SessionName())
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
-@_JSON
+@json_option
 def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     """Write a session into one file.
 
@@ -319,13 +319,13 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
         except OSError as error:
             raise SessionError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
     facts = {"name": name, "path": str(path), "files": count, "bytes": path.stat().st_size}
-    _print(facts, str(path), json_)
+    output.document(facts, str(path), json_)
 
 
 @session_command.command("import")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--name", metavar="NAME", help="What the session is to be called.  [default: as the file]")
-@_JSON
+@json_option
 def import_(file: Path, name: str | None, json_: bool) -> None:
     """Make a session of an exported file.
 
@@ -342,14 +342,7 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     name = name or name_of(file)
     with nullcontext(standard_input()) if piped else file.open("rb") as source:
         stored = load(own_sessions(), source, "standard input" if piped else str(file), name)
-    _print({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
-
-
-def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
-    if json_:
-        output.as_json({"version": 1, **facts})
-    else:
-        output.result(text)
+    output.document({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
@@ -472,7 +465,7 @@ def _wrap(line: str, width: int) -> list[str]:
     help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
     "blend@K, or suffix: decode everything after it again.",
 )
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def edit_command(
     name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any

@@ -17,6 +17,7 @@ from notes_cli.commands.options import (
     answers_of,
     erratum_option,
     field_option,
+    json_option,
     model_options,
     open_model,
 )
@@ -71,7 +72,7 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).  [default: as measured]")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def command(
     names: tuple[str, ...],

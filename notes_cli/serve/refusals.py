@@ -87,7 +87,6 @@ def too_long(longest: int, what: str, param: str = "messages") -> Refused:
 
 
 def as_refusal(error: NotesError) -> Refused:
-    """Return the HTTP error for an error."""
     if isinstance(error, Refused):
         return error
     message = str(error)

@@ -249,7 +249,6 @@ def headers(replies: Sequence[Reply]) -> dict[str, str]:
 
 
 def join_replies(replies: Sequence[Reply]) -> Json:
-    """Join the replies to several prompts."""
     whole = [reply.whole() for reply in replies]
     if len(whole) == 1:
         return whole[0]

@@ -106,7 +106,6 @@ class DecodeThread:
 
     @property
     def loading(self) -> bool:
-        """True while the model is being loaded."""
         return self._thread.is_alive() and not self.ready.done()
 
     @property

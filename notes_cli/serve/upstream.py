@@ -252,7 +252,6 @@ class Upstream:
             return await self._client.send(request, stream=True)
 
     async def _read_all(self, reply: httpx.Response) -> bytes:
-        """Read a reply. Raises Refused."""
         async with aclosing(reply):
             with self._refusing("broke off its answer"):
                 data = b"".join([part async for part in reply.aiter_raw()])
