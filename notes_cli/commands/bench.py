@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, json_option, model_options, open_model
+from notes_cli.commands.options import Number, check_place, json_option, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
@@ -126,10 +126,7 @@ BLUE, RED = "#0072B2", "#D55E00"  # safe for colour-blind readers and in print
 
 def check_plot(path: Path) -> None:
     """Raise errors before measuring: UsageError for another suffix, NotesError without matplotlib or a folder."""
-    if path.suffix.lower() not in ENDINGS:
-        raise click.UsageError(f"--plot writes {' or '.join(ENDINGS)}, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    check_place(path, "--plot", ENDINGS)
     try:
         import matplotlib  # noqa: F401
     except ImportError:

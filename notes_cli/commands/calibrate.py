@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import Number, json_option, model_options, open_model
-from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.options import Number, check_place, json_option, model_options, open_model
+from notes_cli.commands.remedies import advice, listed, print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes
@@ -103,10 +103,7 @@ def check_report(path: Path) -> None:
     that is not such a page."""
     from notes_cli.measure.calibrate import is_page
 
-    if path.suffix.lower() != ".md":
-        raise click.UsageError(f"--report writes .md, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    check_place(path, "--report", (".md",))
     if path.is_dir():
         raise NotesError(f"{path} is a folder")
     if path.exists() and not is_page(path.read_bytes()):
@@ -150,7 +147,6 @@ def print_profile(profile: Profile) -> None:
 
 
 def _print_composition(profile: Profile) -> None:
-    from notes_cli.commands.remedies import advice
     from notes_cli.measure.calibrate import pair_rows
     from notes_cli.runtime.resolve import repair
 
@@ -206,29 +202,24 @@ def _read(profiles: Profiles, name: str) -> Profile:
 @_JSON
 def ls(quiet: bool, json_: bool) -> None:
     """List profiles."""
-    from notes_cli.commands.remedies import worded
-
     profiles = _profiles()
-    listed: list[dict[str, Any]] = []
-    for name in profiles.names():
-        facts: dict[str, Any] = {"name": name, "path": str(profiles.folder / f"{name}.json"), "problem": None}
-        try:
-            profile = _read(profiles, name)
-            measured = attributes(profile, "cache", "cases", "methods", "created")
-            facts |= {"identity": profile.identity.as_dict(), **measured}
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        listed.append(facts)
+
+    def facts_of(name: str) -> dict[str, Any]:
+        profile = _read(profiles, name)
+        measured = attributes(profile, "cache", "cases", "methods", "created")
+        return {"identity": profile.identity.as_dict(), **measured}
+
+    found = listed({name: profiles.folder / f"{name}.json" for name in profiles.names()}, facts_of)
     if json_:
-        output.as_json(listed)
+        output.as_json(found)
     elif quiet:
-        for facts in listed:
+        for facts in found:
             output.data(facts["name"])
-    elif not listed:
+    elif not found:
         output.say(f"no profiles yet in {profiles.folder}. Measure a model: notes calibrate")
     else:
         columns = ("name", "model", "cache", "direct", "reasoned", "cases", "measured")
-        output.table(columns, [_row(facts) for facts in listed])
+        output.table(columns, [_row(facts) for facts in found])
 
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:

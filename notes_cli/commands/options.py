@@ -336,6 +336,16 @@ def model_options(command: Command) -> Command:
     return command
 
 
+def check_place(path: Path, option: str, endings: Sequence[str]) -> None:
+    """Raise UsageError for a file with another ending, NotesError for one in a folder that does not exist."""
+    from notes_cli.errors import NotesError
+
+    if path.suffix.lower() not in endings:
+        raise click.UsageError(f"{option} writes {' or '.join(endings)}, not {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+
+
 def answers_of(choices: str | None) -> list[str] | None:
     """Return the answers in --choices. Raises UsageError unless there are two or more different ones."""
     if choices is None:

@@ -24,7 +24,7 @@ from notes_cli.commands.options import (
     open_model,
     own_sessions,
 )
-from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.remedies import listed, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
@@ -61,25 +61,16 @@ def session_command() -> None:
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def ls(quiet: bool, json_: bool) -> None:
     """List sessions."""
-    from notes_cli.commands.remedies import worded
-    from notes_cli.errors import NotesError
-
     sessions = own_sessions()
     names = sessions.names()
     if quiet:
         for name in names:
             output.result(name)
         return
-    listed: list[dict[str, Any]] = []
-    for name in names:
-        facts: dict[str, Any] = {"name": name, "path": str(sessions.folder / name), "problem": None}
-        try:
-            facts |= _facts(sessions.find(name))
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        listed.append(facts)
+    paths = {name: sessions.folder / name for name in names}
+    found = listed(paths, lambda name: _facts(sessions.find(name)))
     if json_:
-        output.as_json(listed)
+        output.as_json(found)
         return
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
@@ -92,7 +83,7 @@ def ls(quiet: bool, json_: bool) -> None:
         )
         if facts["problem"] is None
         else (facts["name"], "", "", "", "", facts["problem"])
-        for facts in listed
+        for facts in found
     ]
     output.table(columns, rows, right=columns[1:5])
 
@@ -107,9 +98,9 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
-        listed = [_as_json(entry) for entry in state.entries]
+        entries = [_as_json(entry) for entry in state.entries]
         facts |= {"memory": asdict(state.memory) if state.memory else None, "pending": list(state.pending.values())}
-        output.as_json({"version": 1, **facts, "pieces": listed})
+        output.as_json({"version": 1, **facts, "pieces": entries})
         return
     if pieces:
         _table(state.entries)
@@ -514,7 +505,6 @@ def edit_command(
 
 def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
-    from notes_cli.commands.remedies import worded
     from notes_cli.library.global_errata import GlobalErrata
     from notes_cli.sessions.global_correction import correct
 

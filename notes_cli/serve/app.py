@@ -45,7 +45,7 @@ from notes_cli.serve.prepare import (
     skills_of_alias,
 )
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
-from notes_cli.serve.replies import Reply
+from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
@@ -336,10 +336,7 @@ async def read_body(request: Request, most: int) -> bytes:
 def _piece(model: Model, token: int) -> dict[str, object]:
     """Return a token as llama-server does: with its text, or its bytes if they are not UTF-8."""
     raw = model.token_bytes(token, special=True)
-    try:
-        return {"id": token, "piece": raw.decode()}
-    except UnicodeDecodeError:
-        return {"id": token, "piece": list(raw)}
+    return {"id": token, "piece": raw.decode() if is_utf8(raw) else list(raw)}
 
 
 async def _on_notes_error(request: Request, error: Exception) -> Response:

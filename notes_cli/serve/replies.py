@@ -167,7 +167,7 @@ class TokenOffsets:
     def next(self, token: bytes) -> int:
         first = self._incomplete + token[:1]
         # The incomplete character becomes U+FFFD if the token does not continue it.
-        broken = bool(self._incomplete and _decode(first)[0]) and not _is_utf8(first)
+        broken = bool(self._incomplete and _decode(first)[0]) and not is_utf8(first)
         offset = self._offset + broken
         text, self._incomplete = _decode(self._incomplete + token)
         self._offset += len(text)
@@ -180,7 +180,7 @@ def _decode(data: bytes) -> tuple[str, bytes]:
     return decoder.decode(data), decoder.getstate()[0]
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -198,10 +198,7 @@ def _likely_by_key(token: Token) -> dict[str, float]:
 
 def _token_key(raw: bytes) -> str:
     """Return a token as the completions API names it: its text, or its bytes if they are part of a character."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    return raw.decode() if is_utf8(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _finished(done: AnswerDone) -> Json:
