@@ -14,6 +14,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
+from notes_cli.errors import Help, ModelError, NotesError, SegmentError
 from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.sizes import human_age, human_time
 
@@ -159,7 +160,6 @@ def _rows(model: str | None) -> list[_Row]:
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli import config
-    from notes_cli.errors import Help, ModelError, NotesError
     from notes_cli.runtime.freshness import known_weights
     from notes_cli.runtime.naming import default_model, model_file
 
@@ -298,7 +298,6 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
-    from notes_cli.errors import SegmentError
     from notes_cli.library.container import open_segment, peek
 
     store = library()

@@ -12,6 +12,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.config import project_model
 from notes_cli.commands.options import json_option
+from notes_cli.errors import Help, ModelError, NotesError
 from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def models_command(quiet: bool, json_: bool) -> None:
     """
     from notes_cli.commands.remedies import advice, worded
     from notes_cli.config import SHIPPED_TINY
-    from notes_cli.errors import Help, NotesError
     from notes_cli.library.models import SMOLLM2
     from notes_cli.runtime.naming import chosen_model, model_file, models
 
@@ -76,7 +76,6 @@ def _rows(known: Models, default: Path | None) -> list[_Row]:
     """Return a row for each model. A file with several names is read once; files without a model are left out."""
     from notes_cli.engine.architectures import skills_of
     from notes_cli.engine.header import read_header
-    from notes_cli.errors import ModelError
     from notes_cli.library.models import file_key
 
     read: dict[object, tuple[Header | None, str | None]] = {}

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from notes_cli import output
 from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
+from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -88,8 +90,6 @@ class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        from notes_cli.errors import NotesError
-
         items: list[CompletionItem] = []
         with suppress(NotesError):
             known = dict.fromkeys(self.known(ctx, incomplete))
@@ -129,7 +129,6 @@ class SkillSource(SkillName):
         from glob import escape, glob
 
         from notes_cli import config
-        from notes_cli.errors import NotesError
         from notes_cli.text.skill import find_skills
 
         if incomplete and glob(f"{escape(incomplete)}*"):
@@ -194,7 +193,6 @@ def server_name(value: Any) -> str:
 def rpc_servers(value: Any) -> tuple[str, ...]:
     """Convert addresses of RPC servers, separated by commas."""
     from notes_cli.engine import devices
-    from notes_cli.errors import EngineError
 
     if isinstance(value, tuple):
         return value
@@ -338,8 +336,6 @@ def model_options(command: Command) -> Command:
 
 def check_place(path: Path, option: str, endings: Sequence[str]) -> None:
     """Raise UsageError for a file with another ending, NotesError for one in a folder that does not exist."""
-    from notes_cli.errors import NotesError
-
     if path.suffix.lower() not in endings:
         raise click.UsageError(f"{option} writes {' or '.join(endings)}, not {path.name!r}")
     if not path.absolute().parent.is_dir():
@@ -429,7 +425,6 @@ def open_workspace(
 
     Raises SessionError, and all errors of Workspace.
     """
-    from notes_cli import output
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -522,7 +517,6 @@ def _model_path(
     """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
     the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
     from notes_cli import config
-    from notes_cli.errors import SessionError
     from notes_cli.runtime.naming import default_model
 
     word = options["model"]
@@ -557,7 +551,6 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli.engine.architectures import ADVICE, ollama_evidence
     from notes_cli.engine.header import read_header
-    from notes_cli.errors import NotesError, with_advice
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)

@@ -27,6 +27,7 @@ from notes_cli.commands.options import (
 from notes_cli.commands.remedies import listed, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
+from notes_cli.errors import SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
@@ -288,7 +289,6 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
     FILE it is NAME.notes.tar, in the current folder.
     """
-    from notes_cli.errors import SessionError, reason
     from notes_cli.library.safe_files import replacing
     from notes_cli.sessions.archive import SUFFIX, save
 

@@ -23,6 +23,7 @@ from notes_cli.commands.options import (
 )
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
+from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, difference_why, entry_why
 
 if TYPE_CHECKING:
@@ -168,8 +169,6 @@ def command(
 
 def _read_questions(file: Path | None) -> tuple[str, ...]:
     """Return the lines of a file without blank ones. Raises NotesError if there are none."""
-    from notes_cli.errors import NotesError
-
     if file is None:
         return ()
     text = piped_text() if str(file) == "-" else read_text(file)
