@@ -173,9 +173,11 @@ def _difference(server: Server, choice: ModelChoice) -> str | None:
 def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, started: float, verbose: bool) -> Json:
     """Stream the answer, printing it, and return its JSON document. Raises Declined before anything was printed,
     NotesError for a failed answer."""
-    options, sessions = ask.options, own_sessions()
-    if ask.session is not None and ask.session in sessions.names() and sessions.find(ask.session).state.live:
-        options = ask.following()
+    options = ask.options
+    if ask.session is not None:
+        sessions = own_sessions()
+        if ask.session in sessions.names() and sessions.find(ask.session).state.live:
+            options = ask.following()
     body = _body(ask, options)
     before = time.perf_counter() - started
     try:
