@@ -50,41 +50,27 @@ if TYPE_CHECKING:
     from notes_cli.text.skill import Skill, load_skill
 
 _MODULES = {
-    "Answer": "runtime.request",
-    "Benching": "measure.speed",
-    "Calibration": "measure.calibrate",
-    "Compacted": "sessions.edits",
-    "Compiled": "runtime.recompile",
-    "ContextOptions": "engine.options",
-    "Decision": "engine.decision",
-    "Edited": "sessions.edits",
-    "EngineError": "errors",
-    "Examination": "measure.examination",
-    "Forgotten": "sessions.forget",
-    "Imported": "runtime.recompile",
-    "Callbacks": "runtime.request",
-    "Method": "editing.methods",
-    "Model": "api",
-    "ModelError": "errors",
-    "NotesError": "errors",
-    "Notice": "errors",
-    "Paths": "config",
-    "Plan": "runtime.answering",
-    "Report": "measure.verify",
-    "Request": "runtime.request",
-    "SamplerOptions": "engine.sampler",
-    "Segment": "engine.segment",
-    "SegmentError": "errors",
-    "Session": "api",
-    "SessionError": "errors",
-    "SessionReport": "measure.examination",
-    "Skill": "text.skill",
-    "SkillError": "errors",
-    "Speed": "measure.speed",
-    "TakenError": "errors",
-    "UnsupportedError": "errors",
-    "load_skill": "text.skill",
-    "open": "api",
+    "api": ("Model", "Session", "open"),
+    "config": ("Paths",),
+    "editing.methods": ("Method",),
+    "engine.decision": ("Decision",),
+    "engine.options": ("ContextOptions",),
+    "engine.sampler": ("SamplerOptions",),
+    "engine.segment": ("Segment",),
+    "errors": (
+        *("EngineError", "ModelError", "NotesError", "Notice", "SegmentError"),
+        *("SessionError", "SkillError", "TakenError", "UnsupportedError"),
+    ),
+    "measure.calibrate": ("Calibration",),
+    "measure.examination": ("Examination", "SessionReport"),
+    "measure.speed": ("Benching", "Speed"),
+    "measure.verify": ("Report",),
+    "runtime.answering": ("Plan",),
+    "runtime.recompile": ("Compiled", "Imported"),
+    "runtime.request": ("Answer", "Callbacks", "Request"),
+    "sessions.edits": ("Compacted", "Edited"),
+    "sessions.forget": ("Forgotten",),
+    "text.skill": ("Skill", "load_skill"),
 }
 __all__ = [
     "Answer",
@@ -126,10 +112,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        import importlib
+    for module, names in _MODULES.items():
+        if name in names:
+            import importlib
 
-        return getattr(importlib.import_module(f"notes_cli.{_MODULES[name]}"), name)
+            return getattr(importlib.import_module(f"notes_cli.{module}"), name)
     raise AttributeError(f"module 'notes_cli' has no attribute {name!r}")
 
 

@@ -133,7 +133,7 @@ def _native_version() -> str:
     return f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--version", is_flag=True, callback=_version, expose_value=False, is_eager=True, help="Show the version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from notes_cli.text.sizes import human_size
@@ -53,10 +54,20 @@ _DIFFERENCES = {
 }
 
 
+def attributes(value: object, *names: str) -> dict[str, Any]:
+    """Return attributes by name, as keys of a JSON document."""
+    return {name: getattr(value, name) for name in names}
+
+
+def timestamp(text: str) -> float:
+    """Return a time of a JSON document in seconds. Raises ValueError."""
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+
+
 def why(piece: Piece | Origin) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
-    facts = {name: getattr(piece, name) for name in ("detail", "moved", "blocks", "passed")}
+    facts = attributes(piece, "detail", "moved", "blocks", "passed")
     text = _WHY[reason].format(**facts, source=piece.detail or "an earlier prompt")
     if reason == "thought_end" and piece.detail:
         text += f", cut after {piece.detail} tokens"
@@ -113,9 +124,8 @@ def difference_why(cause: Cause, where: Sequence[str]) -> str:
 
 def as_json(piece: Piece) -> dict[str, Any]:
     """Return a piece as in docs/json.md."""
-    keys = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes")
-    facts = asdict(piece)
-    return {**{key: facts[key] for key in keys}, "refused": piece.refused, "reason": piece.reason, "why": why(piece)}
+    keys = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes", "refused", "reason")
+    return {**attributes(piece, *keys), "why": why(piece)}
 
 
 def storage_type(info: SegmentInfo) -> str:
@@ -143,7 +153,7 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
 
 
 def erratum_as_json(erratum: GlobalErratum) -> dict[str, str]:
-    return {key: getattr(erratum, key) for key in ("skill", "field", "was", "value")}
+    return attributes(erratum, "skill", "field", "was", "value")
 
 
 def turn_as_json(
@@ -217,8 +227,7 @@ def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, An
         "method_why": settings.why,
         "method_tokens": settings.tried,
         "place": None if goes_on else settings.place,
-        "seam": settings.seam,
-        "wording": settings.wording,
+        **attributes(settings, "seam", "wording"),
     }
 
 

@@ -205,19 +205,19 @@ def watched() -> bool:
     return sys.stderr.isatty()
 
 
-def as_json(value: Any) -> None:
-    """Print a JSON document on stdout, with harmful characters escaped."""
-    _json(value, indent=2)
-
-
-def json_line(value: Any) -> None:
-    _json(value)
-
-
-def _json(value: Any, indent: int | None = None) -> None:
+def as_json(value: Any, indent: int | None = 2) -> None:
+    """Print a JSON document on stdout, with harmful characters escaped. `indent`: None for one line."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     _write(_JSON_HARMFUL.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
     _run.printed = True
+
+
+def document(facts: dict[str, Any], text: str, json_: bool) -> None:
+    """Print the outcome of a command: as a JSON document, or the `text` for people."""
+    if json_:
+        as_json({"version": 1, **facts})
+    else:
+        result(text)
 
 
 def asks() -> bool:

@@ -32,7 +32,8 @@ from notes_cli.runtime.compile import skill_of
 from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.jobs import JobEvent, PrefillDone
+from notes_cli.serve.answer_tasks import JobEvent
+from notes_cli.serve.generation import PrefillDone
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import Skill

@@ -13,15 +13,22 @@ from notes_cli import output
 from notes_cli.commands.options import (
     AUTO,
     OFF,
-    FieldValue,
     Number,
-    ServerName,
     SessionName,
     SkillName,
     errata_of_skills,
+    erratum_option,
+    field_option,
+    json_option,
+    memory_option,
     model_options,
     named,
     open_workspace,
+    server_name,
+    splice_option,
+    system_option,
+    temperature_option,
+    think_option,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand, parse_command, request_of
 from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption
@@ -57,18 +64,8 @@ REQUEST = [
     metavar="FILE",
     help="A text that precedes QUESTION.",
 )
-@click.option(
-    "--splice",
-    type=SkillName(),
-    multiple=True,
-    metavar="NAME",
-    help="A compiled skill, a segment file, or a text. Repeatable.",
-)
-@click.option(
-    "--memory",
-    cls=SingleOption,
-    type=SkillName(),
-    metavar="NAME",
+@splice_option(help="A compiled skill, a segment file, or a text. Repeatable.")
+@memory_option(
     help="A skill that is kept just before the question, as a profile of the user. A session remembers it, and each of "
     "its turns moves it there.",
 )
@@ -80,21 +77,12 @@ REQUEST = [
     metavar="FILE",
     help="An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
+@erratum_option(
     callback=errata_of_skills,
-    metavar="FIELD=VALUE",
     help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
     "Or free text, before the question. Repeatable; of a field the last one wins.",
 )
-@click.option(
-    "--field",
-    "fields",
-    type=FieldValue(),
-    multiple=True,
+@field_option(
     metavar="NAME=VALUE",
     help="The same, by the method that notes calibrate measured to be best, if it did. Repeatable.",
 )
@@ -105,7 +93,7 @@ REQUEST = [
     "recompute, block, selective@K, blend@K, stale, or auto: field alone if this question is decided as by "
     "field+erratum.  [default: as measured, else field+erratum]",
 )
-@click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
+@system_option
 @click.option(
     "--session",
     cls=SingleOption,
@@ -121,14 +109,8 @@ REQUEST = [
     help="In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
     "standard input. Repeatable, in the order of the calls.",
 )
-@click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
-@click.option(
-    *("--max-think", "max_think"),
-    type=Number(0),
-    default=512,
-    show_default=True,
-    help="At most so many tokens of reasoning.",
-)
+@think_option
+@click.option(*("--max-think", "max_think"), type=Number(0), default=512, help="At most so many tokens of reasoning.")
 @click.option("--choices", cls=SingleOption, metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-j", "--json-schema", "json_schema"),
@@ -146,34 +128,16 @@ REQUEST = [
     *("-n", "--max-tokens", "--predict", "--n-predict", "max_tokens"),
     type=Number(1, special=-1),
     default=256,
-    show_default=True,
     help="At most so many tokens of answer, -1: until the answer or the context ends.",
 )
-@click.option(
-    *("--temp", "--temperature", "temperature"),
-    type=Number(0, kind=float),
-    default=0.0,
-    show_default=True,
-    help="Temperature, 0: always the likeliest token.",
-)
-@click.option(
-    "--top-k", type=Number(0), default=40, show_default=True, help="Sample from the k likeliest tokens, 0: all."
-)
-@click.option(
-    "--top-p",
-    type=Number(0, 1, kind=float),
-    default=0.95,
-    show_default=True,
-    help="Sample from the likeliest, p in all.",
-)
-@click.option(
-    "--min-p", type=Number(0, 1, kind=float), default=0.05, show_default=True, help="Not below p of the likeliest."
-)
+@temperature_option("--temp", "--temperature", "temperature")
+@click.option("--top-k", type=Number(0), default=40, help="Sample from the k likeliest tokens, 0: all.")
+@click.option("--top-p", type=Number(0, 1, kind=float), default=0.95, help="Sample from the likeliest, p in all.")
+@click.option("--min-p", type=Number(0, 1, kind=float), default=0.05, help="Not below p of the likeliest.")
 @click.option(
     "--repeat-penalty",
     type=Number(0, above=True, kind=float),
     default=1.0,
-    show_default=True,
     help="Penalty on repeated tokens, 1: none.",
 )
 @click.option(
@@ -206,11 +170,12 @@ REQUEST = [
 )
 @click.option("--recompute", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
 @click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
 @click.option(
     "--gain/--no-gain",
     default=True,
+    show_default=False,
     help="End with a line on stderr: what splicing saved.  [default: on a terminal]",
 )
 @click.option(
@@ -224,10 +189,9 @@ REQUEST = [
 @click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
 @click.option(
     "--server",
-    type=ServerName(),
+    type=server_name,
     envvar="NOTES_SERVER",
     default=OFF,
-    show_default=True,
     metavar="WHICH",
     help="Send the question to a running notes serve of this user, which has the model loaded: auto (if there is "
     "one), off, or an address.",
@@ -309,9 +273,7 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
             with Model(workspace).session(ask.session) as session:
                 goes_on = not session.empty
                 if goes_on:
-                    if ask.following is None:
-                        raise ask.first_turn_error()
-                    request = request_of(ask.following)
+                    request = request_of(ask.following())
                 answer, memory = session.ask(request, callbacks=callbacks), session.memory
         if not ask.json:
             return figures_as_json(answer, started)
@@ -349,7 +311,6 @@ def _saved(document: Mapping[str, Any]) -> str:
 
 
 def _print_plan(document: Mapping[str, Any]) -> None:
-    """Print the pieces of a prompt as a table."""
     columns = ("position", "tokens", "kind", "name", "how", "why")
     rows = [[str(piece[column]) for column in columns] for piece in document["pieces"]]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))

@@ -85,25 +85,10 @@ def _has_url(server: Server, url: str) -> bool:
         return False
 
 
-def _goes_on(ask: AskCommand) -> bool:
-    if ask.session is None:
-        return False
-    sessions = own_sessions()
-    return ask.session in sessions.names() and bool(sessions.find(ask.session).state.live)
-
-
 # Options sent as OpenAI's fields; the others are keys of `notes`, by the same names.
 _CHAT = {
-    "question",
-    "results",
-    "system",
-    "images",
-    "think",
-    "max_think",
-    "max_tokens",
-    "sampling",
-    "json_schema",
-    "grammar",
+    *("question", "results", "system", "images", "think", "max_think", "max_tokens"),
+    *("sampling", "json_schema", "grammar"),
 }
 
 
@@ -168,7 +153,10 @@ def _image(word: str) -> Json:
 def _difference(server: Server, choice: ModelChoice) -> str | None:
     """Return why a server would not answer as this process does, None if it would."""
     try:
-        stamps = [_stamp(path) for path in parts(choice.path)]
+        stamps = []
+        for path in parts(choice.path):
+            with path.open("rb") as file:
+                stamps.append(list(stamp(file)))
     except OSError as error:
         return f"{choice.path}: {reason(error)}"
     if stamps != server.files:
@@ -182,17 +170,14 @@ def _difference(server: Server, choice: ModelChoice) -> str | None:
     return None
 
 
-def _stamp(path: Path) -> list[int]:
-    with path.open("rb") as file:
-        return list(stamp(file))
-
-
 def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, started: float, verbose: bool) -> Json:
     """Stream the answer, printing it, and return its JSON document. Raises Declined before anything was printed,
     NotesError for a failed answer."""
-    options = ask.following if _goes_on(ask) else ask.options
-    if options is None:
-        raise ask.first_turn_error()
+    options = ask.options
+    if ask.session is not None:
+        sessions = own_sessions()
+        if ask.session in sessions.names() and sessions.find(ask.session).state.live:
+            options = ask.following()
     body = _body(ask, options)
     before = time.perf_counter() - started
     try:
@@ -224,14 +209,9 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
     for notice in summary["notices"]:
         output.say(notice)
-    return _document(summary, server, before, started)
-
-
-def _document(summary: Json, server: Server, before: float, started: float) -> Json:
-    """Return the document of `notes ask --json`, with the times of this command. `before`: seconds before sending."""
     document = {name: value for name, value in summary.items() if name not in ("counts", "notices")}
     document["server"] = server.url
-    if "ms" in document:
+    if "ms" in document:  # with the times of this command
         document["ms"]["load"] = round(document["ms"]["load"] + 1000 * before, 3)
         document["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
     return document

@@ -60,10 +60,11 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], nam
             head = {"version": 1, "line": line, "id": key}
             if isinstance(outcome, NotesError):
                 failed += 1
-                output.json_line({**head, "error": {"message": worded(outcome), "status": 1}})
+                output.as_json({**head, "error": {"message": worded(outcome), "status": 1}}, indent=None)
             else:
                 assert request
-                output.json_line({**head, **answer_as_json(outcome, started), "sampling": asdict(request.sampling)})
+                answer = {**answer_as_json(outcome, started), "sampling": asdict(request.sampling)}
+                output.as_json({**head, **answer}, indent=None)
             done += 1
             update(done, done + len(lines.waiting) + (not lines.ended))
     if failed:
@@ -98,7 +99,8 @@ class _Lines:
             key = None
             try:
                 if len(raw) > LONGEST:
-                    self._skip_line()
+                    while not raw.endswith(b"\n") and (raw := self._file.readline(LONGEST)):
+                        pass  # skips the rest of the line
                     raise NotesError(f"the line is longer than {LONGEST >> 20} MiB")
                 text = _decode(raw, first=number == 1)
                 if not text:
@@ -113,10 +115,6 @@ class _Lines:
                 self.waiting.append((number, key, request))
                 yield request
         self.ended = True
-
-    def _skip_line(self) -> None:
-        while (part := self._file.readline(LONGEST)) and not part.endswith(b"\n"):
-            pass
 
 
 def _decode(raw: bytes, *, first: bool) -> str:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.commands.options import Number, check_place, json_option, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,30 +24,24 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Length, Speed, Times
 
 
-class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Comma-separated numbers of tokens."""
-
-    name = "n,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        number = Number(1)
-        return tuple(int(number.convert(word.strip(), param, ctx)) for word in str(value).split(","))
+def lengths(value: Any) -> tuple[int, ...]:
+    """Convert numbers of tokens, separated by commas."""
+    if isinstance(value, tuple):
+        return value
+    return tuple(int(Number(1).convert(word.strip(), None, None)) for word in str(value).split(","))
 
 
 @click.command(cls=GroupedCommand)
 @click.option(
     "--tokens",
-    type=Lengths(),
+    type=lengths,
     default="1024,4096",
-    show_default=True,
     metavar="N,...",
     help="Lengths of the skills. One that there is no memory for is left out.",
 )
-@click.option("--runs", type=Number(2, 1000), default=5, show_default=True, help="How often each is measured.")
-@click.option("--question", type=Number(1), default=16, show_default=True, help="Tokens of the question.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@click.option("--runs", type=Number(2, 1000), default=5, help="How often each is measured.")
+@click.option("--question", type=Number(1), default=16, help="Tokens of the question.")
+@json_option
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
 @model_options
 def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot: Path | None, **model: Any) -> None:
@@ -102,13 +97,10 @@ def _times(times: Times) -> str:
 
 def _as_json(speed: Speed) -> dict[str, Any]:
     return {
-        "model": speed.model,
-        "threads": speed.threads,
-        "flash_attention": speed.flash_attention,
-        "cache": speed.cache,
+        **attributes(speed, "model", "threads", "flash_attention", "cache"),
         "question": speed.wanted.question,
         "lengths": [_length(length) for length in speed.lengths],
-        "left_out": [{"tokens": length.tokens, "why": length.why} for length in speed.left_out],
+        "left_out": [attributes(length, "tokens", "why") for length in speed.left_out],
     }
 
 
@@ -125,7 +117,7 @@ def _length(length: Length) -> dict[str, Any]:
 
 
 def _spread(times: Times) -> dict[str, Any]:
-    return {"median": times.median, "low": times.low, "high": times.high, "runs": len(times.seconds)}
+    return {**attributes(times, "median", "low", "high"), "runs": len(times.seconds)}
 
 
 ENDINGS = (".png", ".svg")
@@ -134,10 +126,7 @@ BLUE, RED = "#0072B2", "#D55E00"  # safe for colour-blind readers and in print
 
 def check_plot(path: Path) -> None:
     """Raise errors before measuring: UsageError for another suffix, NotesError without matplotlib or a folder."""
-    if path.suffix.lower() not in ENDINGS:
-        raise click.UsageError(f"--plot writes {' or '.join(ENDINGS)}, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    check_place(path, "--plot", ENDINGS)
     try:
         import matplotlib  # noqa: F401
     except ImportError:

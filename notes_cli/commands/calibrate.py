@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import Number, model_options, open_model
-from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.options import Number, check_place, json_option, model_options, open_model
+from notes_cli.commands.remedies import advice, listed, print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from notes_cli.library.profiles import Profile, Profiles
@@ -39,7 +40,7 @@ report_option = click.option(
     *("-n", "--number"), type=Number(1), help="Only the first N decisions of each file, and pairs.  [default: all]"
 )
 @report_option
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def calibrate_command(
     files: tuple[Path, ...], only: bool, number: int | None, report: Path | None, json_: bool, **model: Any
@@ -102,10 +103,7 @@ def check_report(path: Path) -> None:
     that is not such a page."""
     from notes_cli.measure.calibrate import is_page
 
-    if path.suffix.lower() != ".md":
-        raise click.UsageError(f"--report writes .md, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    check_place(path, "--report", (".md",))
     if path.is_dir():
         raise NotesError(f"{path} is a folder")
     if path.exists() and not is_page(path.read_bytes()):
@@ -140,7 +138,8 @@ def print_profile(profile: Profile) -> None:
     if result:
         output.result(f"{result.kind}: {result.why}")
     for way in ("direct", "reasoned"):
-        output.result(_verdict(profile, way))
+        decisive = f"a recompute decides by the field in {profile.decisive[way]} of {profile.cases} cases"
+        output.result(f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {decisive}")
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
     if profile.carry:
         output.result(f"recurrent state: {profile.carry.verdict}: {profile.carry.why}")
@@ -148,7 +147,6 @@ def print_profile(profile: Profile) -> None:
 
 
 def _print_composition(profile: Profile) -> None:
-    from notes_cli.commands.remedies import advice
     from notes_cli.measure.calibrate import pair_rows
     from notes_cli.runtime.resolve import repair
 
@@ -164,11 +162,6 @@ def _print_composition(profile: Profile) -> None:
     output.result(f"several skills: {composition.why}")
     if composition.repair:
         output.result(f"for skills A and B: {advice(repair(composition.repair, ['A', 'B']))}")
-
-
-def _verdict(profile: Profile, way: str) -> str:
-    decisive = f"a recompute decides by the field in {profile.decisive[way]} of {profile.cases} cases"
-    return f"{way}: use {profile.methods[way]}: {profile.verdicts[way]}; {decisive}"
 
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON document (docs/json.md).")
@@ -209,34 +202,24 @@ def _read(profiles: Profiles, name: str) -> Profile:
 @_JSON
 def ls(quiet: bool, json_: bool) -> None:
     """List profiles."""
-    from notes_cli.commands.remedies import worded
-
     profiles = _profiles()
-    listed: list[dict[str, Any]] = []
-    for name in profiles.names():
-        facts: dict[str, Any] = {"name": name, "path": str(profiles.folder / f"{name}.json"), "problem": None}
-        try:
-            profile = _read(profiles, name)
-            facts |= {
-                "identity": profile.identity.as_dict(),
-                "cache": profile.cache,
-                "cases": profile.cases,
-                "methods": profile.methods,
-                "created": profile.created,
-            }
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        listed.append(facts)
+
+    def facts_of(name: str) -> dict[str, Any]:
+        profile = _read(profiles, name)
+        measured = attributes(profile, "cache", "cases", "methods", "created")
+        return {"identity": profile.identity.as_dict(), **measured}
+
+    found = listed({name: profiles.folder / f"{name}.json" for name in profiles.names()}, facts_of)
     if json_:
-        output.as_json(listed)
+        output.as_json(found)
     elif quiet:
-        for facts in listed:
+        for facts in found:
             output.data(facts["name"])
-    elif not listed:
+    elif not found:
         output.say(f"no profiles yet in {profiles.folder}. Measure a model: notes calibrate")
     else:
         columns = ("name", "model", "cache", "direct", "reasoned", "cases", "measured")
-        output.table(columns, [_row(facts) for facts in listed])
+        output.table(columns, [_row(facts) for facts in found])
 
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:

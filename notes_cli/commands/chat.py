@@ -13,16 +13,20 @@ from notes_cli import output
 from notes_cli.commands.options import (
     Number,
     SessionName,
-    SkillName,
     errata_of_skills,
     erratum_option,
+    memory_option,
     model_options,
     named,
     open_model,
+    splice_option,
+    system_option,
+    temperature_option,
+    think_option,
     without_memory,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand
-from notes_cli.commands.terminal import SingleOption, standard_input
+from notes_cli.commands.terminal import standard_input
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -40,31 +44,18 @@ A line that ends with \\ goes on in the next one."""
 
 @click.command()
 @click.argument("name", required=False, type=SessionName())
-@click.option("--splice", type=SkillName(), multiple=True, metavar="NAME", help="A compiled skill. Repeatable.")
-@click.option(
-    "--memory",
-    cls=SingleOption,
-    type=SkillName(),
-    metavar="NAME",
-    help="A skill that is kept just before each question. The conversation remembers it.",
-)
+@splice_option(help="A compiled skill. Repeatable.")
+@memory_option(help="A skill that is kept just before each question. The conversation remembers it.")
 @erratum_option(callback=errata_of_skills, help="A correction, as in notes ask. Repeatable.")
-@click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
-@click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
+@system_option
+@think_option
 @click.option(
     *("-n", "--max-tokens", "max_tokens"),
     type=Number(1),
     default=1024,
-    show_default=True,
     help="At most so many tokens of an answer.",
 )
-@click.option(
-    *("--temp", "temperature"),
-    type=Number(0, kind=float),
-    default=0.0,
-    show_default=True,
-    help="Temperature, 0: always the likeliest token.",
-)
+@temperature_option("--temp", "temperature")
 @model_options
 def command(name: str | None, **given: Any) -> None:
     """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.

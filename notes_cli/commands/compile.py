@@ -14,10 +14,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import KEPT_TYPES, Number, SkillSource, Target, library, model_options, open_model
+from notes_cli.commands.options import (
+    KEPT_TYPES,
+    Number,
+    SkillSource,
+    Target,
+    json_option,
+    library,
+    model_options,
+    open_model,
+)
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
+from notes_cli.explanations import attributes, storage_type
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
@@ -31,18 +41,15 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 64
 
 
-class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A number of blocks, or `headings`."""
-
-    name = "blocks"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "headings":
-            return value
-        number = int(value) if str(value).isdecimal() else 0
-        if not 2 <= number <= MOST_BLOCKS:
-            self.fail(f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings", param, ctx)
-        return number
+def number_of_blocks(value: Any) -> Any:
+    """Convert a number of blocks, or `headings`."""
+    if value == "headings":
+        return value
+    number = int(value) if str(value).isdecimal() else 0
+    if not 2 <= number <= MOST_BLOCKS:
+        problem = f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings"
+        raise click.BadParameter(problem)
+    return number
 
 
 @click.command(cls=GroupedCommand)
@@ -81,7 +88,10 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
 )
 @click.option(
-    "--blocks", type=Blocks(), metavar="S", help="Compile the text in S parts, or in one for each heading (headings)."
+    "--blocks",
+    type=number_of_blocks,
+    metavar="S",
+    help="Compile the text in S parts, or in one for each heading (headings).",
 )
 @click.option(
     "--kv",
@@ -90,7 +100,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
     help="Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def compile_command(
     sources: tuple[str, ...],
@@ -309,22 +319,14 @@ def _compile(
     from notes_cli.runtime.compile import placement_limits, skill_of
 
     skill = skill_of(model.workspace, wanted)
-    compiled = model.bring_up_to_date(
-        skill,
-        output=target,
-        force=force,
-        influence=shape.influence,
-        blocks=shape.blocks,
-        kv=shape.kv,
-        callbacks=print_callbacks(quiet),
-    )
+    how = attributes(shape, "influence", "blocks", "kv")
+    compiled = model.bring_up_to_date(skill, output=target, force=force, callbacks=print_callbacks(quiet), **how)
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
     if not quiet and (compiled.reasons or not fresh_only):
         carried = info.carried > 0
         limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
         output.say(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
-    facts = {key: getattr(compiled, key) for key in ("kv", "blocks", "fresh", "decoded")}
     return {
         "name": skill.name,
         "path": str(compiled.path),
@@ -332,7 +334,7 @@ def _compile(
         "fields": values,
         "up_to_date": not compiled.reasons,
         "reasons": list(compiled.reasons),
-        **facts,
+        **attributes(compiled, "kv", "blocks", "fresh", "decoded"),
         "bytes": info.nbytes,
         "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
         "warnings": [*skill.warnings, *compiled.warnings],
@@ -341,7 +343,6 @@ def _compile(
 
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
-    from notes_cli.explanations import storage_type
     from notes_cli.runtime.recompile import NEW
     from notes_cli.text.sizes import human_time
 
@@ -378,7 +379,6 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     "--interval",
     type=Number(0.05, 3600, kind=float),
     default=1.0,
-    show_default=True,
     metavar="SECONDS",
     help="Time between two looks at the files.",
 )
@@ -498,13 +498,8 @@ def _compile_all(
                 continue
             done.add(name)
             shape = shape_of(model, words, words.readable_skill(name) or source, Shape(None, kv=None))
-            compiled = model.bring_up_to_date(
-                skill_of(model.workspace, source.skill),
-                influence=shape.influence,
-                blocks=shape.blocks,
-                kv=shape.kv,
-                callbacks=print_callbacks(json_),
-            )
+            skill, how = skill_of(model.workspace, source.skill), attributes(shape, "influence", "blocks", "kv")
+            compiled = model.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
         except NotesError as error:
             _print_event(json_, event="failed", source=str(path), error=worded(error))
             continue
@@ -518,7 +513,8 @@ def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if json_:
         defaults: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
-        output.json_line({"version": 1, "time": now, "event": event, "source": source, **defaults, **facts})
+        facts = {"version": 1, "time": now, "event": event, "source": source, **defaults, **facts}
+        output.as_json(facts, indent=None)
         return
     text = event.replace("_", " ")
     if "name" in facts:

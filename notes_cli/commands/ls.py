@@ -14,7 +14,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
-from notes_cli.explanations import entry_as_json, storage_type
+from notes_cli.errors import Help, ModelError, NotesError, SegmentError
+from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.sizes import human_age, human_time
 
 if TYPE_CHECKING:
@@ -47,13 +48,12 @@ class _Row:
         return f"{info.identity.model} {info.identity.quantization}" if info else ""
 
     @property
-    def written(self) -> float | None:
-        """Time of the compile in seconds of the system's clock."""
+    def written(self) -> float:
+        """Time of the compile in seconds of the system's clock; 0 if it is not known."""
         if self.entry.info is not None:
             with suppress(ValueError):
-                created = datetime.strptime(self.entry.info.created, "%Y-%m-%dT%H:%M:%SZ")
-                return created.replace(tzinfo=timezone.utc).timestamp()
-        return None
+                return timestamp(self.entry.info.created)
+        return 0.0
 
     @property
     def spliced(self) -> Spliced:
@@ -62,23 +62,12 @@ class _Row:
 
         return spliced_from(self.entry.path)
 
-    @property
-    def state(self) -> str:
-        """ "ready", or why it is out of date."""
-        return ", ".join(_STATES[reason.kind.value] for reason in self.stale) or "ready"
-
-    @property
-    def used(self) -> str | None:
-        if self.kept and self.kept.uses:
-            return datetime.fromtimestamp(self.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return None
-
 
 # Sort keys: name and model, or largest, newest, last used or most used first.
 SORTS: Mapping[str, Callable[[_Row], Any]] = {
     "name": lambda row: (row.entry.name, row.model),
     "size": lambda row: -row.nbytes,
-    "age": lambda row: -(row.written or 0.0),
+    "age": lambda row: -row.written,
     "used": lambda row: -(row.kept.last if row.kept else 0.0),
     "uses": lambda row: -row.uses,
 }
@@ -105,7 +94,6 @@ _RIGHT = ("tokens", "size", "uses")
     "--sort",
     type=click.Choice(list(SORTS)),
     default="name",
-    show_default=True,
     metavar="BY",
     help="name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
 )
@@ -172,7 +160,6 @@ def _rows(model: str | None) -> list[_Row]:
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli import config
-    from notes_cli.errors import Help, ModelError, NotesError
     from notes_cli.runtime.freshness import known_weights
     from notes_cli.runtime.naming import default_model, model_file
 
@@ -190,19 +177,17 @@ def _weights(model: str | None) -> str | None:
 def _facts(row: _Row) -> dict[str, Any]:
     from notes_cli.commands.remedies import worded
 
-    entry = row.entry
+    entry, used = row.entry, None
     facts = entry_as_json(entry, worded(entry.problem) if entry.problem else None)
     if entry.info is None:
         return facts
+    if row.kept and row.uses:
+        used = datetime.fromtimestamp(row.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         **facts,
         "uses": row.uses,
-        "used": row.used,
-        "spliced": {
-            "times": row.spliced.times,
-            "tokens": row.spliced.tokens,
-            "saved_ms": round(1000 * row.spliced.seconds),
-        },
+        "used": used,
+        "spliced": {**attributes(row.spliced, "times", "tokens"), "saved_ms": round(1000 * row.spliced.seconds)},
         "stale": [reason.kind.value for reason in row.stale],
         "why": [reason.what for reason in row.stale],
     }
@@ -267,7 +252,7 @@ def _cell(row: _Row, name: str) -> str:
     if name == "name":
         return row.entry.name
     if name == "state":
-        return row.state
+        return ", ".join(_STATES[reason.kind.value] for reason in row.stale) or "ready"
     if info is None:
         problem = worded(row.entry.problem) if row.entry.problem else ""
         return problem if name == "fields" and not output.terminal() else ""
@@ -313,7 +298,6 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
-    from notes_cli.errors import SegmentError
     from notes_cli.library.container import open_segment, peek
 
     store = library()
@@ -329,10 +313,12 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             output.data(info.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in info.tokens))
-        prefill = info.prefill
+        prefill = info.prefill and {
+            "ms": round(1000 * info.prefill.seconds, 3),
+            **attributes(info.prefill, "tokens", "threads"),
+        }
         facts: dict[str, Any] = {
-            "name": info.name,
-            "description": info.description,
+            **attributes(info, "name", "description"),
             "path": str(path),
             "source": info.source or None,
             "left_out": _left_out(info),
@@ -344,8 +330,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
-            "prefill": prefill
-            and {"ms": round(1000 * prefill.seconds, 3), "tokens": prefill.tokens, "threads": prefill.threads},
+            "prefill": prefill,
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
                 for s in info.fields

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
+from notes_cli.commands.options import SkillName, Target, json_option, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
+from notes_cli.explanations import attributes
 from notes_cli.output import counted
 from notes_cli.text.sizes import parse_age, parse_size
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
     """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
     can be compiled again.
@@ -63,36 +64,35 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
             output.data(file)
 
 
-class WithUnit(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A number with a unit, by a function of text/sizes.py."""
+def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
+    """Return the type of an option with a unit, by a function of text/sizes.py."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name, self.parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(value: Any) -> float:
         try:
-            return self.parse(str(value)) if isinstance(value, str) else value
+            return parse(value) if isinstance(value, str) else value
         except NotesError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from error
+
+    return convert
 
 
 @click.command()
 @click.option(
     "--older-than",
-    type=WithUnit("age", parse_age),
+    type=with_unit(parse_age),
     metavar="AGE",
     help="What was not used, nor compiled, for so long: 30d, 12h.",
 )
 @click.option(
     "--max-size",
-    type=WithUnit("size", parse_size),
+    type=with_unit(parse_size),
     metavar="SIZE",
     help="The least recently used, until all take no more: 20GB.",
 )
 @click.option("--stale", is_flag=True, help="Those whose text has changed or whose file is gone, and damaged ones.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(*("-y", "--yes"), is_flag=True, help="Do not ask.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def prune_command(
     older_than: float | None, max_size: int | None, stale: bool, dry_run: bool, yes: bool, json_: bool
 ) -> int:
@@ -183,7 +183,7 @@ class _Outcome:
 
 @click.command()
 @click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def fsck_command(repair: bool, json_: bool) -> int:
     """Check every file of the library, the sessions and the profiles. Report damaged files, leftovers of killed
     processes, unused files, and files that others can read. The exit status is 1 if a problem remains.
@@ -221,7 +221,11 @@ def fsck_command(repair: bool, json_: bool) -> int:
         outcomes = [_Outcome(finding) for finding in _findings(sessions, on_read)]
     if repair:
         for outcome in outcomes:
-            _mend(outcome)
+            if outcome.finding.mend is not None:
+                try:
+                    outcome.mended = outcome.finding.mend()
+                except (NotesError, OSError) as error:
+                    outcome.failed = worded(error) if isinstance(error, NotesError) else reason(error)
     left = [outcome for outcome in outcomes if outcome.mended is None and outcome.finding.kind != "busy"]
     if json_:
         checked = {"segments": len(segments), "bytes": size, "sessions": len(names)}
@@ -256,27 +260,14 @@ def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
             yield Finding("permission", folder, error.what, error.remedy)
 
 
-def _mend(outcome: _Outcome) -> None:
-    if outcome.finding.mend is None:
-        return
-    try:
-        outcome.mended = outcome.finding.mend()
-    except NotesError as error:
-        outcome.failed = worded(error)
-    except OSError as error:
-        outcome.failed = reason(error)
-
-
 def _facts(outcome: _Outcome) -> dict[str, object]:
     finding = outcome.finding
     return {
-        "kind": finding.kind,
+        **attributes(finding, "kind", "what"),
         "path": str(finding.path),
-        "what": finding.what,
         "remedy": advice(finding.remedy) or None,
         "mendable": finding.mend is not None,
-        "mended": outcome.mended,
-        "failed": outcome.failed,
+        **attributes(outcome, "mended", "failed"),
     }
 
 
@@ -295,7 +286,7 @@ def _line(outcome: _Outcome, repair: bool) -> str:
 @click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
 @click.argument("target", type=Target(), metavar="FILE|FOLDER")
 @click.option("-f", "--force", is_flag=True, help="Write over other files that are there.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> None:
     """Write compiled skills where others can import them: one into a FILE, any number into a FOLDER (one that is there,
     or ends with /), for all models they were compiled for. Every byte is checked on the way.
@@ -347,7 +338,7 @@ def _files(store: Library, name: str) -> list[Path]:
 @click.option("--trust", is_flag=True, help="Import the rows without computing them again to compare.")
 @click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def import_command(
     sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, quiet: bool, json_: bool, **model: Any
@@ -382,7 +373,7 @@ def import_command(
                 failed[str(source)] = worded(error)
                 output.say(f"notes: {failed[str(source)]}")
                 continue
-            facts = {key: getattr(imported, key) for key in ("tokens", "how", "reasons", "checked", "farthest")}
+            facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
             named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
             done.append({**named, **facts, "influence_dropped": imported.dropped})
             if not json_:

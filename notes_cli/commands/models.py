@@ -11,6 +11,9 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.config import project_model
+from notes_cli.commands.options import json_option
+from notes_cli.errors import Help, ModelError, NotesError
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from notes_cli.engine.architectures import Skills
@@ -44,7 +47,6 @@ def models_command(quiet: bool, json_: bool) -> None:
     """
     from notes_cli.commands.remedies import advice, worded
     from notes_cli.config import SHIPPED_TINY
-    from notes_cli.errors import Help, NotesError
     from notes_cli.library.models import SMOLLM2
     from notes_cli.runtime.naming import chosen_model, model_file, models
 
@@ -74,7 +76,6 @@ def _rows(known: Models, default: Path | None) -> list[_Row]:
     """Return a row for each model. A file with several names is read once; files without a model are left out."""
     from notes_cli.engine.architectures import skills_of
     from notes_cli.engine.header import read_header
-    from notes_cli.errors import ModelError
     from notes_cli.library.models import file_key
 
     read: dict[object, tuple[Header | None, str | None]] = {}
@@ -97,13 +98,7 @@ def _rows(known: Models, default: Path | None) -> list[_Row]:
 
 def _facts(row: _Row) -> dict[str, object]:
     model, header, skills = row.model, row.header, row.skills
-    facts: dict[str, object] = {
-        "name": model.name,
-        "store": model.store,
-        "path": str(model.path),
-        "problem": row.problem,
-        "default": row.default,
-    }
+    facts = {**attributes(model, "name", "store"), "path": str(model.path), **attributes(row, "problem", "default")}
     if header is None or skills is None:
         return facts
     return {
@@ -147,7 +142,7 @@ def _table(rows: list[_Row]) -> None:
 @click.argument("name", metavar="smollm2|USER/REPO[:QUANTIZATION]")
 @click.option("--dry-run", is_flag=True, help="Show what would be downloaded.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     """Download a GGUF model from Hugging Face into its cache, which llama.cpp and others share, and print the file's
     path. From then on -m takes it by the same name.

@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from notes_cli import output
+from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
+from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
@@ -69,15 +73,9 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
-class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Number of times that a flag is given; in config.yaml also true or false."""
-
-    name = "n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if str(value).isdecimal():
-            return int(value)
-        return int(click.BOOL.convert(value, param, ctx))
+def level(value: Any) -> int:
+    """Convert the number of times that a flag is given; in config.yaml also true or false."""
+    return int(value) if str(value).isdecimal() else int(click.BOOL.convert(value, None, None))
 
 
 class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -91,8 +89,6 @@ class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
-
-        from notes_cli.errors import NotesError
 
         items: list[CompletionItem] = []
         with suppress(NotesError):
@@ -133,7 +129,6 @@ class SkillSource(SkillName):
         from glob import escape, glob
 
         from notes_cli import config
-        from notes_cli.errors import NotesError
         from notes_cli.text.skill import find_skills
 
         if incomplete and glob(f"{escape(incomplete)}*"):
@@ -187,57 +182,53 @@ class FieldValue(_Completed):
         return [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
 
 
-class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A server to ask: auto, off, or an address."""
-
-    name = "server"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        word = str(value).strip().rstrip("/")
-        if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
-            self.fail(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080", param, ctx)
-        return word
+def server_name(value: Any) -> str:
+    """Convert a server to ask: auto, off, or an address."""
+    word = str(value).strip().rstrip("/")
+    if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
+        raise click.BadParameter(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080")
+    return word
 
 
-class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Addresses of RPC servers, separated by commas."""
+def rpc_servers(value: Any) -> tuple[str, ...]:
+    """Convert addresses of RPC servers, separated by commas."""
+    from notes_cli.engine import devices
 
-    name = "servers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from notes_cli.engine import devices
-        from notes_cli.errors import EngineError
-
-        if isinstance(value, tuple):
-            return value
-        servers = tuple(word.strip() for word in str(value).split(","))
-        try:
-            for server in servers:
-                devices.address(server)
-        except EngineError as error:
-            self.fail(str(error), param, ctx)
-        return servers
+    if isinstance(value, tuple):
+        return value
+    servers = tuple(word.strip() for word in str(value).split(","))
+    try:
+        for server in servers:
+            devices.address(server)
+    except EngineError as error:
+        raise click.BadParameter(str(error)) from error
+    return servers
 
 
 def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
-    """Return an option whose variable is NOTES_FLAG for all commands, and whose default is shown."""
+    """Return an option whose variable is NOTES_FLAG for all commands."""
     flag = max(flags, key=len)
-    how.setdefault("show_default", how.get("default") is not None)
     return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
 
 
-def _values_option(flag: str, name: str, metavar: str = "FIELD=VALUE", **how: Any) -> Callable[[Command], Command]:
-    return click.option(flag, name, type=FieldValue(), multiple=True, metavar=metavar, **how)
-
-
-erratum_option = partial(_values_option, "--erratum", "errata")
-field_option = partial(_values_option, "--field", "fields")
+_FIELD_VALUES: dict[str, Any] = {"type": FieldValue(), "multiple": True, "metavar": "FIELD=VALUE"}
+erratum_option = partial(click.option, "--erratum", "errata", **_FIELD_VALUES)
+field_option = partial(click.option, "--field", "fields", **_FIELD_VALUES)
+splice_option = partial(click.option, "--splice", type=SkillName(), multiple=True, metavar="NAME")
+memory_option = partial(click.option, "--memory", cls=SingleOption, type=SkillName(), metavar="NAME")
+system_option = click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
+think_option = click.option(
+    "--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr."
+)
+temperature_option = partial(
+    click.option, type=Number(0, kind=float), default=0.0, help="Temperature, 0: always the likeliest token."
+)
 FILE_PATH = click.Path(path_type=Path)
+json_option = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 rpc_option = _shared(
     "--rpc",
-    type=Servers(),
+    type=rpc_servers,
     default=(),
-    show_default=False,
     metavar="HOST:PORT,...",
     help="RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
 )
@@ -304,7 +295,11 @@ _MODEL_OPTIONS = [
         "--rope-freq-scale", type=Number(0, above=True, kind=float), help="RoPE scale.  [default: the model's]"
     ),
     click.option(
-        "--yarn-orig-ctx", type=Number(0), default=0, help="Context YaRN starts from.  [default: the model's]"
+        "--yarn-orig-ctx",
+        type=Number(0),
+        default=0,
+        show_default=False,
+        help="Context YaRN starts from.  [default: the model's]",
     ),
     click.option(
         "--beyond-trained",
@@ -325,7 +320,8 @@ _MODEL_OPTIONS = [
     click.option(
         *("-v", "--verbose"),
         count=True,
-        type=Level(),
+        type=level,
+        show_default=False,
         help="On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
     ),
 ]
@@ -336,6 +332,14 @@ def model_options(command: Command) -> Command:
     for option in reversed(_MODEL_OPTIONS):
         command = option(command)
     return command
+
+
+def check_place(path: Path, option: str, endings: Sequence[str]) -> None:
+    """Raise UsageError for a file with another ending, NotesError for one in a folder that does not exist."""
+    if path.suffix.lower() not in endings:
+        raise click.UsageError(f"{option} writes {' or '.join(endings)}, not {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def answers_of(choices: str | None) -> list[str] | None:
@@ -369,10 +373,12 @@ class ModelChoice:
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
     """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
-    from notes_cli.commands.terminal import read_text
     from notes_cli.runtime.naming import projector_of
 
-    header = _session_header(session, begins)
+    header = None
+    if session is not None:
+        sessions = own_sessions()
+        header = None if begins and session not in sessions.names() else sessions.find(session).header
     type_k, type_v = _cache_types(header, given)
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
@@ -419,8 +425,6 @@ def open_workspace(
 
     Raises SessionError, and all errors of Workspace.
     """
-    from notes_cli import output
-    from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
@@ -499,15 +503,6 @@ def errata_with_skills(context: click.Context) -> bool:
     return setting and "splice" in (context.default_map or {})
 
 
-def _session_header(session: str | None, begins: bool) -> Header | None:
-    """Return the header of a session (model, cache types), None if it `begins` now. Raises SessionError for an unknown
-    session."""
-    if session is None:
-        return None
-    sessions = own_sessions()
-    return None if begins and session not in sessions.names() else sessions.find(session).header
-
-
 def _cache_types(header: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
     """Return the types of K and V: from the command line, else the session, else the settings or the default."""
     types = header.cache.split("/") if header else []
@@ -522,7 +517,6 @@ def _model_path(
     """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
     the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
     from notes_cli import config
-    from notes_cli.errors import SessionError
     from notes_cli.runtime.naming import default_model
 
     word = options["model"]
@@ -557,7 +551,6 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli.engine.architectures import ADVICE, ollama_evidence
     from notes_cli.engine.header import read_header
-    from notes_cli.errors import NotesError, with_advice
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)

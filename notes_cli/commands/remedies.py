@@ -140,6 +140,19 @@ def worded(event: NotesError | Notice) -> str:
     return f"{prefix}{with_advice(event.what, advice(event.remedy))}"
 
 
+def listed(paths: Mapping[str, Path], facts_of: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the facts of things by name, as in docs/json.md; of one that cannot be read, the `problem`."""
+    rows = []
+    for name, path in paths.items():
+        facts: dict[str, Any] = {"name": name, "path": str(path), "problem": None}
+        try:
+            facts |= facts_of(name)
+        except NotesError as error:
+            facts["problem"] = worded(error)
+        rows.append(facts)
+    return rows
+
+
 def is_usage(error: NotesError) -> bool:
     """True for errors of usage that need the skills' fields: contradicting values, an unknown method."""
     return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)

@@ -46,21 +46,16 @@ class AskCommand(NamedTuple):
     stream: bool
     verbose: bool = False
 
-    @property
-    def following(self) -> Options | None:
-        """Options for a later turn of a session, without settings of config.yaml that do not apply; None if some are
-        for the first turn only."""
+    def following(self) -> Options:
+        """Return the options for a later turn of a session, without settings of config.yaml that do not apply. Raises
+        NotesError if some are for the first turn only."""
         if self.first_turn:
-            return None
+            raise NotesError(
+                f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
+                "first turn. A field is edited with: notes edit"
+            )
         later = {**self.options, "splice": self.typed_splice, "errata": self.typed_errata, "fields": {}, "method": None}
         return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
-
-    def first_turn_error(self) -> NotesError:
-        """Return the error for options of the first turn in a session that has begun."""
-        return NotesError(
-            f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
-            "first turn. A field is edited with: notes edit"
-        )
 
 
 def parse_command(
@@ -105,13 +100,7 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
         from notes_cli.text.fields import parse_values
 
         fields = parse_values(given["fields"])
-    return {
-        "question": question,
-        **options,
-        "fields": fields,
-        "sampling": sampling,
-        **read_constraints(given),
-    }
+    return {"question": question, **options, "fields": fields, "sampling": sampling, **read_constraints(given)}
 
 
 def request_of(options: Options) -> Request:
@@ -136,10 +125,7 @@ def read_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
         from notes_cli.text.schema import read_schema
 
         schema = read_schema(_inline_or_file(schema, "{"))
-    return {
-        "json_schema": schema,
-        "grammar": None if grammar is None else _inline_or_file(grammar, "::="),
-    }
+    return {"json_schema": schema, "grammar": None if grammar is None else _inline_or_file(grammar, "::=")}
 
 
 def _inline_or_file(value: str, sign: str) -> str:

@@ -13,13 +13,13 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     Number,
-    SkillName,
     choose_model,
     errata_of_skills,
     erratum_option,
     model_options,
     named,
     open_workspace,
+    splice_option,
 )
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
@@ -43,14 +43,12 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 
 
 @click.command(cls=GroupedCommand)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Where to listen.")
-@click.option(
-    "--port", type=Number(0, 65535), default=8080, show_default=True, help="Where to listen, 0: any that is free."
-)
-@click.option("--parallel", type=Number(1, 64), default=16, show_default=True, help="Answers at a time.")
-@click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
+@click.option("--host", default="127.0.0.1", metavar="NAME", help="Where to listen.")
+@click.option("--port", type=Number(0, 65535), default=8080, help="Where to listen, 0: any that is free.")
+@click.option("--parallel", type=Number(1, 64), default=16, help="Answers at a time.")
+@click.option("--queue", type=Number(0), default=128, help="Requests that may wait; others get 429.")
 @click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
-@click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
+@click.option("--chunk", type=Number(1), default=256, help="Tokens of prompts to decode in a step.")
 @click.option(
     "--cache-ram",
     type=Number(0),
@@ -61,10 +59,9 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "--reuse",
     type=click.Choice(("exact", "compiled", "near")),
     default="compiled",
-    show_default=True,
     help="Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
 )
-@click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
+@click.option("--max-body", type=Number(1), default=16, help="MiB of a request at most.")
 @click.option(
     "--api-key",
     "keys",
@@ -80,17 +77,14 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     metavar="ORIGIN",
     help="A site whose pages may send requests (CORS). Repeatable.",
 )
-@click.option("--page/--no-page", default=True, help="A web page at /.  [default: --page]")
+@click.option("--page/--no-page", default=True, show_default=False, help="A web page at /.  [default: --page]")
 @click.option(
     "--forms/--no-forms",
     default=True,
+    show_default=False,
     help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
-@click.option(
-    "--splice",
-    type=SkillName(),
-    multiple=True,
-    metavar="NAME",
+@splice_option(
     help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
 )
 @erratum_option(
@@ -102,7 +96,6 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "--drain",
     type=Number(0, kind=float),
     default=30,
-    show_default=True,
     help="Seconds that running answers get when the server ends.",
 )
 @click.option(
@@ -164,8 +157,7 @@ def command(
 
     try:
         from notes_cli.serve.app import Options, Service
-        from notes_cli.serve.jobs import Limits
-        from notes_cli.serve.scheduler import DecodeThread
+        from notes_cli.serve.scheduler import DecodeThread, Limits
         from notes_cli.serve.server import listen, serve
 
         if upstream is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import time
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,16 +17,18 @@ from notes_cli import output
 from notes_cli.commands.options import (
     SessionName,
     field_option,
+    json_option,
     library,
     model_options,
     named,
     open_model,
     own_sessions,
 )
-from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.remedies import listed, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.explanations import edit_why, entry_why, erratum_as_json
+from notes_cli.errors import SessionError, reason
+from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.state import Entry, Line, State
 
-_JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table, or of a skill's text
 _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
 
@@ -61,38 +62,29 @@ def session_command() -> None:
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def ls(quiet: bool, json_: bool) -> None:
     """List sessions."""
-    from notes_cli.commands.remedies import worded
-    from notes_cli.errors import NotesError
-
     sessions = own_sessions()
     names = sessions.names()
     if quiet:
         for name in names:
             output.result(name)
         return
-    listed: list[dict[str, Any]] = []
-    for name in names:
-        facts: dict[str, Any] = {"name": name, "path": str(sessions.folder / name), "problem": None}
-        try:
-            facts |= _facts(sessions.find(name))
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        listed.append(facts)
+    paths = {name: sessions.folder / name for name in names}
+    found = listed(paths, lambda name: _facts(sessions.find(name)))
     if json_:
-        output.as_json(listed)
+        output.as_json(found)
         return
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
         return
-    columns = ("name", "tokens", "turns", "size", "age", "model")
+    columns, now = ("name", "tokens", "turns", "size", "age", "model"), time()
     rows = [
         (
             *(facts["name"], str(facts["tokens"]), str(facts["turns"]), output.human_size(facts["bytes"])),
-            *(_age(facts["changed"]), _model(facts)),
+            *(human_age(now - timestamp(facts["changed"])), _model(facts)),
         )
         if facts["problem"] is None
         else (facts["name"], "", "", "", "", facts["problem"])
-        for facts in listed
+        for facts in found
     ]
     output.table(columns, rows, right=columns[1:5])
 
@@ -100,16 +92,16 @@ def ls(quiet: bool, json_: bool) -> None:
 @session_command.command("show")
 @click.argument("name", type=SessionName())
 @click.option("--pieces", is_flag=True, help="A table of the pieces of the prompt, as they are in the KV cache.")
-@_JSON
+@json_option
 def show(name: str, pieces: bool, json_: bool) -> None:
     """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
     stored = own_sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
-        listed = [_as_json(entry) for entry in state.entries]
+        entries = [_as_json(entry) for entry in state.entries]
         facts |= {"memory": asdict(state.memory) if state.memory else None, "pending": list(state.pending.values())}
-        output.as_json({"version": 1, **facts, "pieces": listed})
+        output.as_json({"version": 1, **facts, "pieces": entries})
         return
     if pieces:
         _table(state.entries)
@@ -147,7 +139,7 @@ def _table(entries: Sequence[Entry]) -> None:
 @session_command.command("rm")
 @click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@_JSON
+@json_option
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     """Remove sessions. It asks first: a conversation cannot be repeated.
 
@@ -165,38 +157,38 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
         return 1
     raise_file_limit()  # all are locked at once
     removed = list(map(str, sessions.remove(*names)))
-    _print({"removed": removed}, "\n".join(removed), json_)
+    output.document({"removed": removed}, "\n".join(removed), json_)
     return 0
 
 
 @session_command.command("fork")
 @click.argument("name", type=SessionName())
 @click.argument("new")
-@_JSON
+@json_option
 def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW as a copy of NAME as it is now. From there each goes its own way."""
     from notes_cli.text.names import typed
 
     name, new = typed(name), typed(new)
     folder = str(own_sessions().fork(name, new))
-    _print({"name": new, "path": folder, "forked": name}, folder, json_)
+    output.document({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
 @session_command.command("undo")
 @click.argument("name", type=SessionName())
-@_JSON
+@json_option
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
     with own_sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
     what = f": {output.line(facts['what'], SHORT)}" if facts["what"] else ""
-    _print(facts, f"undid the {_OPS[undone['op']]}{what}", json_)
+    output.document(facts, f"undid the {_OPS[undone['op']]}{what}", json_)
 
 
 @session_command.command("compact")
 @click.argument("name", type=SessionName())
-@_JSON
+@json_option
 @model_options
 def compact(name: str, json_: bool, **model: Any) -> None:
     """Take out the errata that later ones of the same field supersede.
@@ -215,7 +207,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
         if outcome.decoded
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
-    _print({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
+    output.document({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
 
 
 @session_command.command("forget")
@@ -225,12 +217,11 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     "--method",
     type=click.Choice(["cut", "suffix"]),
     default="cut",
-    show_default=True,
     help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. It asks where there is no undo: --method suffix.")
-@_JSON
+@json_option
 @model_options
 def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: bool, json_: bool, **model: Any) -> int:
     """Take parts out of a session: a turn (3), turns (3-5), a chain of thought (thought:3), what tools have returned
@@ -261,7 +252,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
     lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
-    _print({**facts, **{key: getattr(outcome, key) for key in keys}}, lines, json_)
+    output.document({**facts, **attributes(outcome, *keys)}, lines, json_)
     return 0
 
 
@@ -292,14 +283,13 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
 @click.argument("name", type=SessionName())
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
-@_JSON
+@json_option
 def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     """Write a session into one file.
 
     FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
     FILE it is NAME.notes.tar, in the current folder.
     """
-    from notes_cli.errors import SessionError, reason
     from notes_cli.library.safe_files import replacing
     from notes_cli.sessions.archive import SUFFIX, save
 
@@ -321,13 +311,13 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
         except OSError as error:
             raise SessionError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
     facts = {"name": name, "path": str(path), "files": count, "bytes": path.stat().st_size}
-    _print(facts, str(path), json_)
+    output.document(facts, str(path), json_)
 
 
 @session_command.command("import")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--name", metavar="NAME", help="What the session is to be called.  [default: as the file]")
-@_JSON
+@json_option
 def import_(file: Path, name: str | None, json_: bool) -> None:
     """Make a session of an exported file.
 
@@ -344,20 +334,12 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     name = name or name_of(file)
     with nullcontext(standard_input()) if piped else file.open("rb") as source:
         stored = load(own_sessions(), source, "standard input" if piped else str(file), name)
-    _print({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
-
-
-def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
-    if json_:
-        output.as_json({"version": 1, **facts})
-    else:
-        output.result(text)
+    output.document({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
-    keys = ("kind", "name", "text", "position", "tokens", "how")
-    why = {"reason": entry.origin.reason, "why": entry_why(entry)}
-    return {**{key: getattr(entry, key) for key in keys}, "turn": entry.turn, **why}
+    facts = attributes(entry, "kind", "name", "text", "position", "tokens", "how", "turn")
+    return {**facts, "reason": entry.origin.reason, "why": entry_why(entry)}
 
 
 def _subject(line: Line) -> str:
@@ -377,12 +359,9 @@ def _facts(stored: SessionFolder) -> dict[str, Any]:
         "cache": header.cache,
         "whole": header.prefix_only,
         "tokens": len(state.tokens),
-        "turns": state.turns,
-        "edits": state.edits,
-        "fields": state.fields,
+        **attributes(state, "turns", "edits", "fields"),
         "bytes": stored.nbytes,
-        "created": stored.created,
-        "changed": stored.changed,
+        **attributes(stored, "created", "changed"),
     }
 
 
@@ -390,19 +369,7 @@ def _model(facts: dict[str, Any]) -> str:
     return output.line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
 
 
-def _age(time: str) -> str:
-    changed = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    return human_age((datetime.now(timezone.utc) - changed).total_seconds())
-
-
 INDENT = 12  # columns before a text, for its label
-
-
-class Part(NamedTuple):
-    """A part of a conversation: its label, such as "user", and its text."""
-
-    label: str
-    text: str
 
 
 def print_conversation(state: State) -> None:
@@ -412,8 +379,8 @@ def print_conversation(state: State) -> None:
         parts = [*parts_of_turn(state, number)]
         if parts and number:
             output.styled([(f"turn {number}", "bold")])
-        for part in parts:
-            first, *rest = _lines(part, width)
+        for label, text in parts:
+            first, *rest = _lines(label, text, width)
             output.styled([(first[:INDENT], "dim"), (first[INDENT:], "")])
             for line in rest:
                 output.result(line)
@@ -421,32 +388,33 @@ def print_conversation(state: State) -> None:
             output.result("")
 
 
-def parts_of_turn(state: State, number: int) -> Iterator[Part]:
-    """Yield the parts of a turn, then the edits after it; turn 0 has the edits before turn 1."""
+def parts_of_turn(state: State, number: int) -> Iterator[tuple[str, str]]:
+    """Yield label, such as "user", and text of the parts of a turn, then of the edits after it; turn 0 has the edits
+    before turn 1."""
     from notes_cli.sessions.state import TRACE  # loads numpy, as help does not
 
     entries = [entry for entry in state.entries if entry.turn == number]
     if number == 1 and state.system:
-        yield Part("system", state.system)
+        yield "system", state.system
     if any(entry.kind == "result" for entry in entries):
-        yield Part("tool", state.questions[number - 1])
+        yield "tool", state.questions[number - 1]
     pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
     for (kind, name), group in groupby(pieces_of_turn, _merge_key):
         pieces = [*group]
         if kind == "splice":
-            yield Part("skill", _skill(state, name, pieces))
+            yield "skill", _skill(state, name, pieces)
         elif kind == "erratum":
-            yield from (Part("correction", piece.text.strip()) for piece in pieces)
+            yield from (("correction", piece.text.strip()) for piece in pieces)
         elif kind in ("answer", "thought"):
             label = "assistant" if kind == "answer" else "thought"
-            yield Part(label, "".join(piece.text for piece in pieces).strip())
+            yield label, "".join(piece.text for piece in pieces).strip()
         elif kind == "question":
-            yield Part("user", state.questions[number - 1])
+            yield "user", state.questions[number - 1]
     for entry in entries:
         if entry.kind == "edit":
-            yield Part("edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": "))
+            yield "edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": ")
         elif entry.kind == TRACE:
-            yield Part("forgotten", f"{entry.text}: {entry_why(entry)}")
+            yield "forgotten", f"{entry.text}: {entry_why(entry)}"
 
 
 def _merge_key(entry: Entry) -> tuple[str, str]:
@@ -463,12 +431,12 @@ def _skill(state: State, name: str, pieces: list[Entry]) -> str:
     return f"{summary}: {output.line(text, SHORT)}" if text else summary
 
 
-def _lines(part: Part, width: int) -> list[str]:
+def _lines(label: str, text: str, width: int) -> list[str]:
     """Return a part as indented lines, with its label before the first."""
-    lines = output.clean(part.text).splitlines() or [""]
+    lines = output.clean(text).splitlines() or [""]
     if width > 2 * INDENT:
         lines = [piece for line in lines for piece in _wrap(line, width - INDENT)]
-    before = [part.label.ljust(INDENT), *[" " * INDENT] * len(lines)]
+    before = [label.ljust(INDENT), *[" " * INDENT] * len(lines)]
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
 
 
@@ -485,12 +453,11 @@ def _wrap(line: str, width: int) -> list[str]:
 @click.option(
     "--method",
     default="auto",
-    show_default=True,
     metavar="METHOD",
     help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
     "blend@K, or suffix: decode everything after it again.",
 )
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def edit_command(
     name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any
@@ -539,7 +506,6 @@ def edit_command(
 
 def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
-    from notes_cli.commands.remedies import worded
     from notes_cli.library.global_errata import GlobalErrata
     from notes_cli.sessions.global_correction import correct
 
@@ -585,5 +551,5 @@ def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
 
 
 def _edit_as_json(edit: Edited) -> dict[str, Any]:
-    keys = ("field", "value", "method", "chosen")
-    return {**{key: getattr(edit, key) for key in keys}, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}
+    facts = attributes(edit, "field", "value", "method", "chosen")
+    return {**facts, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import BashComplete, split_arg_string
 
 from notes_cli import __version__, output
-from notes_cli.commands.options import DEMONSTRATION, model_option, rpc_option
+from notes_cli.commands.options import DEMONSTRATION, json_option, model_option, rpc_option
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError, reason
 
@@ -60,7 +60,7 @@ SETTINGS = """\
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="[FOLDER]")
 @click.option("-q", "--quiet", is_flag=True, help="Print the paths alone.")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def init_command(folder: Path, quiet: bool, json_: bool) -> None:
     """Copy the sample skills to FOLDER/skills, to read and to change, and write a config.yaml that explains the
     settings and sets none (notes paths prints where it is). What is there already stays as it is.
@@ -140,7 +140,7 @@ PATHS = {
 
 @click.command()
 @click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def paths_command(place: str | None, json_: bool) -> None:
     """Show where config.yaml is, and what notes keeps. With the name of a PLACE its path alone.
 
@@ -171,7 +171,7 @@ def paths_command(place: str | None, json_: bool) -> None:
 @click.command()
 @model_option
 @rpc_option
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def doctor_command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are.
 

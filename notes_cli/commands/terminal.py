@@ -31,15 +31,16 @@ def add_common_options(command: click.Command, *path: str) -> click.Command:
         return command
     known = {flag for parameter in command.params for flag in parameter.opts}
     if "--color" not in known:
-        command.params += [_color_option()] if "--quiet" in known else [_quiet_option(), _color_option()]
+        command = _color_option(command if "--quiet" in known else _quiet_option(command))
     for parameter in command.params:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
             parameter.type = _not_empty(parameter.type)
     for option in command.params:
         if not isinstance(option, click.Option):
             continue
-        if option.multiple:
-            option.type = _split_lines(option.type)
+        if option.multiple:  # a value per line of a variable; click splits at blanks, which keys and paths may contain
+            option.type = copy.copy(option.type)
+            vars(option.type)["split_envvar_value"] = lambda text: list(filter(str.strip, re.split("\r?\n", text)))
         if option.envvar is None and option.name != "json_":
             flag = next(flag for flag in option.opts if flag.startswith("--"))
             option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
@@ -60,35 +61,6 @@ def _not_empty(kind: click.ParamType[Any]) -> click.ParamType[Any]:
     return wrapped
 
 
-def _split_lines(kind: click.ParamType[Any]) -> click.ParamType[Any]:
-    """Return the type with variables split at line ends; click splits at blanks, which keys and paths may contain."""
-    wrapped = copy.copy(kind)
-    vars(wrapped)["split_envvar_value"] = lambda value: [line for line in re.split("\r?\n", value) if line.strip()]
-    return wrapped
-
-
-def _color_option() -> click.Option:
-    return click.Option(
-        ["--color"],
-        type=click.Choice(output.COLOURS),
-        metavar="WHEN",
-        envvar="NOTES_COLOR",
-        expose_value=False,
-        callback=_set_colour,
-        help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
-    )
-
-
-def _quiet_option() -> click.Option:
-    return click.Option(
-        ["-q", "--quiet"],
-        is_flag=True,
-        expose_value=False,
-        callback=_set_quiet,
-        help="Nothing on stderr but errors.",
-    )
-
-
 def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and parameter.name:
         source = ctx.get_parameter_source(parameter.name)
@@ -98,6 +70,20 @@ def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> N
 def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         output.set_quiet()
+
+
+_color_option = click.option(
+    "--color",
+    type=click.Choice(output.COLOURS),
+    metavar="WHEN",
+    envvar="NOTES_COLOR",
+    expose_value=False,
+    callback=_set_colour,
+    help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
+)
+_quiet_option = click.option(
+    *("-q", "--quiet"), is_flag=True, expose_value=False, callback=_set_quiet, help="Nothing on stderr but errors."
+)
 
 
 def keys_of(command: click.Command) -> set[str]:

@@ -17,12 +17,14 @@ from notes_cli.commands.options import (
     answers_of,
     erratum_option,
     field_option,
+    json_option,
     model_options,
     open_model,
 )
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
-from notes_cli.explanations import difference_why, entry_why
+from notes_cli.errors import NotesError
+from notes_cli.explanations import attributes, difference_why, entry_why
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
@@ -71,7 +73,7 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
 )
 @click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).  [default: as measured]")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 @model_options
 def command(
     names: tuple[str, ...],
@@ -167,8 +169,6 @@ def command(
 
 def _read_questions(file: Path | None) -> tuple[str, ...]:
     """Return the lines of a file without blank ones. Raises NotesError if there are none."""
-    from notes_cli.errors import NotesError
-
     if file is None:
         return ()
     text = piped_text() if str(file) == "-" else read_text(file)
@@ -182,15 +182,13 @@ def _as_json(report: Report) -> dict[str, Any]:
     cases = report.cases
     return {
         "version": 1,
-        "system": report.system,
-        "cosine": report.cosine,
-        "kl": report.kl,
+        **attributes(report, "system", "cosine", "kl"),
         "same_top": all(case.same_top for case in cases),
         "same_decision": all(case.same_decision for case in cases),
         "rows": {name: {**asdict(check), "wrong": list(map(str, check.wrong))} for name, check in report.rows},
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
-        "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
+        "cases": [{**asdict(case), **attributes(case, "same_decision", "right")} for case in cases],
         "kept": {name: {"kv": kv, "bytes": size} for name, kv, size in report.small},
         "composition": _composition_as_json(report.composition) if report.composition else None,
     }
@@ -320,8 +318,7 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
     ]
     return {
         "version": 1,
-        "auto": edits.auto,
-        "why": edits.why,
+        **attributes(edits, "auto", "why"),
         "failed": [worded(failure) for failure in edits.failures],
         "pass": edits.passed,
         "methods": tried,
@@ -356,9 +353,7 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
     return {
         "version": 1,
         "name": name,
-        "tokens": report.tokens,
-        "cosine": report.cosine,
-        "kl": report.kl,
+        **attributes(report, "tokens", "cosine", "kl"),
         "same_top": all(point.same_top for point in report.points),
         "same_decision": report.same_decision,
         "failed": [worded(failure) for failure in report.failures],

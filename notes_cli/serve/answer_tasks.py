@@ -1,12 +1,16 @@
-"""Makes the jobs of the scheduler that prefill a prepared prompt and generate its answers, with events for clients."""
+"""Makes the jobs of the scheduler that prefill a prepared prompt and generate its answers, with events for clients.
+
+A ServerJob is the state of one request in the scheduler, to which its events go.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,14 +28,34 @@ from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
-from notes_cli.serve.jobs import PrefillDone, ServerJob
+from notes_cli.serve.generation import AnswerDone, PrefillDone, TextDelta, TokenRecorder, generate_answers
 from notes_cli.serve.metrics import Metrics
-from notes_cli.serve.parsing import DRAWN
-from notes_cli.serve.prepare import PreparedRequest, ServerState
-from notes_cli.serve.questions import PreparedQuestion, PreparedTurn
+from notes_cli.serve.parsing import DRAWN, ChatRequest
+from notes_cli.serve.prepare import Prepared, PreparedQuestion, PreparedRequest, PreparedTurn, ServerState
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
+
+JobEvent = PrefillDone | TextDelta | AnswerDone | NotesError | None  # None: the request is answered
+
+
+@dataclass(slots=True, eq=False)
+class ServerJob:
+    """A request of a client. `on_event` is called in the server's threads and must not block."""
+
+    request: ChatRequest
+    on_event: Callable[[JobEvent], object]
+    arrived: float = field(default_factory=time.perf_counter)
+    cancelled: bool = False
+    prepared: Prepared | None = None
+    work: Job[None] | None = None  # in the scheduler, once it is prepared
+    resources: ExitStack = field(default_factory=ExitStack)  # closed when the job finishes: its session
+    finished: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Have generation end at the next step."""
+        self.cancelled = True
+        if self.work is not None:
+            self.work.cancelled = True
 
 
 class _AnswerEvents:

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 from notes_cli import output
 from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
-from notes_cli.serve import errata, library
+from notes_cli.serve import library
 from notes_cli.serve.decisions import (
     DecisionReply,
     DecisionRequest,
@@ -36,10 +36,16 @@ from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
-from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.questions import PreparedTurn, prepare
+from notes_cli.serve.prepare import (
+    PreparedTurn,
+    check_messages,
+    check_size,
+    prepare,
+    prepare_request,
+    skills_of_alias,
+)
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
-from notes_cli.serve.replies import Reply
+from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
@@ -131,11 +137,8 @@ class Service:
         if not name:
             return await self.models(request)
 
-        def check_skills() -> None:
-            for skill in skills_of_alias(name, self.scheduler.names):
-                self.scheduler.segment_cache.segment(skill)
-
-        await self._prepare(check_skills)
+        skills = skills_of_alias(name, self.scheduler.names)
+        await self._prepare(lambda: list(map(self.scheduler.segment_cache.segment, skills)))  # raises for unknown ones
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
@@ -229,14 +232,14 @@ class Service:
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
-        steps = errata.apply_correction(self.scheduler, errata.parse_correction(await self._body(request)))
+        steps = library.apply_correction(self.scheduler, library.parse_correction(await self._body(request)))
         result = await self._prepare(lambda: next(steps))
         while result is None:
             result = await self._compute(lambda: next(steps))
         return JSONResponse(result)
 
     async def sessions(self, request: Request) -> Response:
-        return JSONResponse({"sessions": await self._prepare(lambda: errata.sessions(self.scheduler))})
+        return JSONResponse({"sessions": await self._prepare(lambda: library.list_sessions(self.scheduler))})
 
     # Helpers.
 
@@ -315,8 +318,7 @@ async def read_body(request: Request, most: int) -> bytes:
         raise Refused(415, "the body must be JSON: send Content-Type: application/json")
     if (packed := request.headers.get("content-encoding", "identity")) != "identity":
         raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
-    message = f"the body is larger than {most:,} bytes"
-    too_large = Refused(413, message, code="too_large", last=True)
+    too_large = Refused(413, f"the body is larger than {most:,} bytes", code="too_large", last=True)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise too_large  # without reading it
@@ -335,10 +337,7 @@ async def read_body(request: Request, most: int) -> bytes:
 def _piece(model: Model, token: int) -> dict[str, object]:
     """Return a token as llama-server does: with its text, or its bytes if they are not UTF-8."""
     raw = model.token_bytes(token, special=True)
-    try:
-        return {"id": token, "piece": raw.decode()}
-    except UnicodeDecodeError:
-        return {"id": token, "piece": list(raw)}
+    return {"id": token, "piece": raw.decode() if is_utf8(raw) else list(raw)}
 
 
 async def _on_notes_error(request: Request, error: Exception) -> Response:

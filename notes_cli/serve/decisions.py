@@ -276,12 +276,10 @@ def _named_question(name: str, reader: Reader) -> Question:
 
 
 def join_decisions(replies: Sequence[Reply]) -> Json:
-    """Join the answers in the form of the Decisions API."""
     return _joined(replies, [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)])
 
 
 def join_systemone(replies: Sequence[Reply]) -> Json:
-    """Join the answers in the form of the System One API."""
     named = [(reply.question, reply) for reply in replies if isinstance(reply, DecisionReply)]
     return _joined(replies, {question.name: reply.answer(by_name=True) for question, reply in named if question})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.jobs import JobEvent, ServerJob
+from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.metrics import COUNTS, counts_of
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
@@ -101,7 +101,8 @@ async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> As
     submission = Submission(scheduler, replies)
     try:
         async for reply, event in submission.events():
-            for chunk in (*(() if begun else _openings(replies)), *reply.chunks(event)):
+            opening = [] if begun else [chunk for each in replies for chunk in each.opening()]
+            for chunk in (*opening, *reply.chunks(event)):
                 yield encode_event(chunk, first.named_events)
             begun = True
     finally:
@@ -110,11 +111,6 @@ async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> As
         yield encode_event(chunk, first.named_events)
     if not first.named_events:
         yield b"data: [DONE]\n\n"
-
-
-def _openings(replies: Sequence[Reply]) -> Iterator[Json]:
-    for reply in replies:
-        yield from reply.opening()
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:

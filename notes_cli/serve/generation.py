@@ -10,8 +10,10 @@ import numpy as np
 
 from notes_cli.engine.decision import log_softmax
 from notes_cli.engine.model import Model
+from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task
 from notes_cli.runtime.generate import ReplyGenerator
+from notes_cli.runtime.request import Counts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest
 from notes_cli.text.messages import ToolCall
@@ -51,6 +53,19 @@ class AnswerDone:
     calls: tuple[ToolCall, ...] = ()
     notes: Mapping[str, object] = field(default_factory=dict)  # the key `notes` of the reply
     stop: str = ""  # the stop sequence that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """The end of a prefill: token counts and pieces of the prompt."""
+
+    tokens: int
+    cached: int
+    counts: Counts
+    pieces: tuple[Piece, ...]
+    seconds: float  # since the request arrived
+    notices: tuple[str, ...] = ()
+    saved: float | None = None  # seconds of prefill (runtime/assemble.py)
 
 
 OnDelta = Callable[[TextDelta], object]

@@ -30,9 +30,7 @@ STOPS: dict[Stopped, str] = {"end": "end_turn", "length": "max_tokens", "context
 def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     """Parse a request of /v1/messages. `forms`: as in parse_chat. Raises Refused."""
     reader = Reader(data)
-    for key in CHAT_ONLY:
-        if reader.any(key) is not None:
-            raise Refused(400, f"Unknown parameter: '{key}'.", param=key, code="unknown_parameter")
+    reader.refuse(*CHAT_ONLY)
     messages = _system(reader.any("system"))
     places = ["system"] * len(messages)
     for number, message in enumerate(readers(reader.any("messages"), "messages", "a list")):

@@ -60,6 +60,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("include_reasoning", "detokenize"), (True,)),
     "reasoning_format": ("auto", "deepseek"),
 }
+DRAWN = -1  # for a random seed
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
@@ -209,8 +210,9 @@ class Reader:
         return tuple(texts)
 
     def rest(self) -> dict[str, Any]:
+        """Take the remaining keys that are not null."""
         rest, self._data = self._data, {}
-        return rest
+        return {key: value for key, value in rest.items() if value is not None}
 
     def ignore_needless(self) -> None:
         """Ignore the keys of NEEDLESS, and those of NEUTRAL with a neutral value."""
@@ -220,12 +222,16 @@ class Reader:
                 del self._data[key]
                 self.ignored.append(key)
 
-    def end(self, ignored: Collection[str] = ()) -> None:
-        """Raises Refused for a remaining key that is not null, except the `ignored` ones."""
-        for key, value in self._data.items():
-            if value is not None and key not in ignored:
+    def refuse(self, *keys: str) -> None:
+        """Raises Refused for one of these keys that is not null."""
+        for key in keys:
+            if self._data.get(key) is not None:
                 name = self.name(key)[:80]
                 raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+
+    def end(self, ignored: Collection[str] = ()) -> None:
+        """Raises Refused for a remaining key that is not null, except the `ignored` ones."""
+        self.refuse(*(key for key in self._data if key not in ignored))
 
 
 def readers(data: Any, where: str, wanted: str) -> list[Reader]:
@@ -241,12 +247,15 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
     messages, prefill = _messages(reader)
     choice = _tools(reader, forms)
-    params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
+    logprobs, likely = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
+    if likely and not logprobs:
+        raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    likely = (likely or 0) if logprobs else None
+    params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), likely)
     notes = parse_notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
-    params = replace(params, must_call=choice.required)
     if choice.required:
-        params = replace(params, grammar=choice.grammar)
+        params = replace(params, must_call=True, grammar=choice.grammar)
     else:
         params = replace(params, grammar=grammar, call_grammar=choice.grammar)
     if prefill:
@@ -273,9 +282,8 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
-        message = (
-            "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not returned"
-        )
+        none = "with max_tokens 0 there is none: those of a prompt are not returned"
+        message = f"logprobs are those of the answer, and {none}"
         raise Refused(400, message, param="logprobs", code="unsupported_value")
     reader.ignore_needless()
     reader.end(IGNORED)
@@ -292,13 +300,6 @@ def _usage(reader: Reader) -> bool:
     return usage
 
 
-def _likely(reader: Reader) -> int | None:
-    wanted, most = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
-    if most and not wanted:
-        raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    return (most or 0) if wanted else None
-
-
 def _generation(
     reader: Reader, limit_keys: Sequence[str], likely: int | None, *, chat: bool = True
 ) -> GenerationParams:
@@ -312,13 +313,18 @@ def _generation(
     template.end()
     seed = reader.whole("seed", -(2**63), 2**63 - 1)
     base = SamplerOptions()
+    if not (penalty := reader.number("repeat_penalty", 0, 1e6, base.repeat_penalty)):
+        raise reader.wrong("repeat_penalty", "a number above 0", penalty)
+    stops = reader.texts("stop", MOST_STOPS)
+    if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
+        raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
     return GenerationParams(
         SamplerOptions(
             reader.number("temperature", 0, 100, base.temperature),
             reader.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
             reader.number("top_p", 0, 1, base.top_p),
             reader.number("min_p", 0, 1, base.min_p),
-            _positive(reader, "repeat_penalty", base.repeat_penalty),
+            penalty,
             DRAWN if seed is None else seed & 0xFFFFFFFF,
             reader.number("frequency_penalty", -2, 2, 0.0),
             reader.number("presence_penalty", -2, 2, 0.0),
@@ -326,22 +332,12 @@ def _generation(
             **_ranged(reader, base),
         ),
         max_tokens=None if most is None or most < 0 else most,
-        stops=_stops(reader),
+        stops=stops,
         choices=reader.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
         max_think=(reader.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
     )
-
-
-def _stops(reader: Reader) -> tuple[str, ...]:
-    stops = reader.texts("stop", MOST_STOPS)
-    if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
-        raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
-    return stops
-
-
-DRAWN = -1  # for a random seed
 
 
 def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
@@ -369,13 +365,6 @@ def _ranged(reader: Reader, base: SamplerOptions) -> dict[str, Any]:
         parsed[key] = take(key, low, high, default)
     breakers = reader.take("dry_sequence_breakers", VALID_BREAKERS, valid_breakers, base.dry_sequence_breakers)
     return {**parsed, "dry_sequence_breakers": tuple(breakers)}
-
-
-def _positive(reader: Reader, key: str, default: float) -> float:
-    number = reader.number(key, 0, 1e6, default)
-    if not number:
-        raise reader.wrong(key, "a number above 0", number)
-    return number
 
 
 def _grammar(reader: Reader, forms: bool) -> str | None:

@@ -1,4 +1,5 @@
-"""Prepares chat and completion requests without any K/V: skills, errata, chat template, tokens and limits.
+"""Prepares requests without any K/V: skills, errata, chat template, tokens and limits. Requests are chats, completions,
+questions with the prompt of `notes ask`, and turns of sessions.
 
 It runs in preparation threads (scheduler.py); only sent images are compiled in the decode thread.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,13 +18,17 @@ import numpy as np
 
 from notes_cli.editing.methods import FIELD
 from notes_cli.engine.segment import Segment, Tokens
-from notes_cli.errors import ModelError, SegmentError
+from notes_cli.errors import ModelError, Notice, SegmentError, SessionError
 from notes_cli.library.global_errata import GlobalErrata
+from notes_cli.runtime import answering
+from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.generate import ANSWER_RESERVE
+from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
-from notes_cli.runtime.request import UNLIMITED, Request
+from notes_cli.runtime.request import UNLIMITED, Callbacks, Request
 from notes_cli.runtime.resolve import UNMEASURED, check_usable, choose, defaults, requests_reasoning, with_unique_names
+from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import (
     NO_MESSAGE,
@@ -35,10 +41,16 @@ from notes_cli.serve.conversations import (
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.state import State
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
+from notes_cli.text.names import is_name
 from notes_cli.text.tools import form_of
 
 LOSSLESS = ("gpt2", "llama", "rwkv")  # tokenizers that drop no characters
+TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
+SPARE = 128  # tokens that bound the template's text in a session's turn
+SENTENCE = 32  # tokens that bound the wording around an erratum
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
 
@@ -55,6 +67,34 @@ class PreparedRequest:
     notices: tuple[str, ...] = ()
     conversation: ConversationState | None = None  # after this turn
     digests: Sequence[bytes] = ()  # of its messages (conversations.py)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedQuestion:
+    """A question with the prompt of `notes ask`, and the cells that it needs."""
+
+    question: answering.Question
+    tokens: int
+    first_tokens: int  # generated tokens that have cells at admission
+    lookahead: int  # cells to score its longest choice
+    notices: list[str]
+    layout: Layout | None = None  # if other questions have the same tokens before `boundary`
+    boundary: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTurn:
+    """The next turn of a session, which is open and locked."""
+
+    stored: SessionFolder
+    request: Request
+    tokens: int  # upper bound of the session with this prompt
+    first_tokens: int  # generated tokens that have cells at admission
+    lookahead: int  # cells to score its longest choice
+    notices: list[str]
+
+
+Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 
 
 def skills_of_alias(model: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -153,19 +193,10 @@ def _replaced_skills(
     return [info.name for info in changed if last_text(parts, (known[info.name], info)) == info.text]
 
 
-def single_turn(
-    segment_cache: SegmentCache,
-    request: ChatRequest,
-    model_names: Sequence[str],
-    limit: int | None,
-    *,
-    begun: bool,
-    dry: bool = False,
-) -> Request:
-    """Convert a chat request to the next turn of a session, or to a single question. `limit`: most tokens of an answer.
-    `begun`: the session has earlier turns. `dry`: do not compile images. Raises Refused for parameters that these do
-    not have."""
-    params, messages = request.params, list(request.messages)
+def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
+    """Convert a chat request to the next turn of a session, or to a single question. `begun`: the session has earlier
+    turns. `dry`: do not compile images. Raises Refused for parameters that these do not have."""
+    params, messages, limit, cache = request.params, list(request.messages), state.max_tokens, state.segment_cache
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
         alone = "a session keeps its messages: send the new message alone, and a system message with the first one"
@@ -184,11 +215,11 @@ def single_turn(
         message = f"max_tokens is {params.max_tokens:,}, and an answer of this server has {limit:,} tokens at most"
         raise Refused(400, message, param="max_tokens", code="over_limit")
     seed = time.time_ns() if params.sampling.seed == DRAWN else params.sampling.seed
-    names = dict.fromkeys(map(skill_name, (*skills_of_alias(request.model, model_names), *request.notes.splice)))
+    names = dict.fromkeys(map(skill_name, (*skills_of_alias(request.model, state.names), *request.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
     return Request(
         _text(messages[0]),
-        [segment_cache.segment(name) for name in names],
+        [cache.segment(name) for name in names],
         request.notes.errata,
         system=None if system is None else _text(system),
         think=params.think,
@@ -198,8 +229,8 @@ def single_turn(
         grammar=params.grammar,
         recompute=request.notes.recompute,
         exact=request.notes.exact,
-        images=[segment_cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
-        memory=memory_segment(segment_cache, request.notes.memory) if request.notes.memory else None,
+        images=[cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        memory=memory_segment(cache, request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
 
@@ -253,7 +284,9 @@ def _prepare_chat(
     result = len(messages) - 1 if answered_by_calls else None
     copies, errata = _copies(messages, named, settings.place), request.notes.errata
     place = partial(place_errata, *(earlier, skills, copies, global_errata, errata, question, settings.wording, result))
-    now = place(_editable(skills, copies))
+    # Skills that the request names, and that no message has: their K/V can get new values in place.
+    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
+    now = place({name for name, segment in skills.items() if name not in in_messages and not segment.media})
     prompt = Prompt("", list(skills.values()), think=think, fields=_fields(now), method=FIELD)
     if now.in_place and (earlier is None or now.in_place != earlier.in_place):
         chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), think=think, stated=True)
@@ -292,12 +325,6 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
     return replace(layout, reuse=reuse, compiled=compiled)
-
-
-def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozenset[str]:
-    """Return the skills that the request names, and that no message has: their K/V can get new values in place."""
-    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
-    return frozenset(name for name, segment in skills.items() if name not in in_messages and not segment.media)
 
 
 def _fields(conversation: ConversationState) -> dict[str, str]:
@@ -420,3 +447,87 @@ def _prompt_tokens(workspace: Workspace, prompt: str | tuple[int, ...]) -> Token
     if (unknown := workspace.model.unknown(tokens.tolist())) is not None:
         raise Refused(400, f"there is no token {unknown}", param="prompt")
     return tokens
+
+
+# Questions with the prompt of `notes ask`, and turns of sessions.
+
+
+def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
+    """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
+    compiling images. Raises NotesError."""
+    chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
+    if (chat.notes.reuse or (chatting and state.reuse)) == "exact":
+        chat = replace(chat, notes=replace(chat.notes, exact=True))
+    if chat.notes.session is not None:
+        return _prepare_turn(state, chat, chat.notes.session, resources)
+    return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)
+
+
+def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: ExitStack) -> PreparedTurn:
+    check_request(state, chat)
+    workspace = state.workspace
+    stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+    request = single_turn(state, chat, begun=bool(stored.state.live))
+    if request.memory is None and (memory := stored.state.memory):
+        if not is_name(memory.reference):
+            message = f"the memory of session {name} is a file, which a server does not open"
+            raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
+        request = replace(request, memory=memory_segment(state.segment_cache, memory.reference))
+    check_bias(workspace, chat)
+    tokens = _session_tokens(workspace, stored.state, request)
+    first_tokens = _first_tokens(request, max_new_tokens(workspace, request, request.think))
+    lookahead, notices = tokens_of_longest(workspace, request.choices), _edited_notices(workspace, request)
+    return PreparedTurn(stored, request, tokens, first_tokens, lookahead, notices)
+
+
+def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> PreparedQuestion:
+    check_request(state, chat)
+    workspace = state.workspace
+    request = single_turn(state, chat, begun=False, dry=dry)
+    check_bias(workspace, chat)
+    notices = _edited_notices(workspace, request)
+    callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
+    question = answering.prepare(workspace, request, callbacks, dry=dry)
+    workspace.check_length(question.tokens + min(question.max_new, 1))
+    lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
+    if chat.shared:
+        layout = _layout(state, question)
+        boundary = layout.begin(common_prefix(layout.tokens, _layout(state, question, chat.shared).tokens))
+        layout, boundary = (layout, boundary) if boundary else (None, None)
+    first_tokens = _first_tokens(request, question.max_new)
+    return PreparedQuestion(question, question.tokens, first_tokens, lookahead, notices, layout, boundary)
+
+
+def _layout(state: ServerState, question: answering.Question, text: str | None = None) -> Layout:
+    """Return the layout of a question's prompt, or of one with another text of the question."""
+    how, prompt, parts = question.draft.how, question.prompt, question.parts
+    if text is not None:
+        prompt = replace(prompt, question=text)
+        parts = parts_of(state.workspace, prompt)
+    return state.prefixes.layout(prompt, parts, how["seam"], splice=how["splice"], exact=how["exact"])
+
+
+def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:
+    """Return an upper bound of the tokens of a session with its next prompt."""
+    texts = [request.question, request.system or "", *request.errata, *request.fields.values()]
+    texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
+    tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
+    tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
+    if request.memory is not None:  # a new copy, with the session's values in place, and their errata
+        tokens += sum(3 * len(workspace.model.tokenize(value)) + SENTENCE for value in state.fields.values())
+    segments = (*request.splice, *request.images, request.memory)
+    return tokens + sum(len(item) for item in segments if isinstance(item, Segment))
+
+
+def _first_tokens(request: Request, max_new: int) -> int:
+    """Return how many of a request's `max_new` tokens need cells at admission."""
+    return max_new - request.room + min(request.room, TURN)
+
+
+def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
+    """Return a notice for each skill whose text was edited since it was compiled."""
+    notices: list[Notice] = []
+    for skill in (*request.splice, request.memory):
+        if isinstance(skill, Segment):
+            warn_edited(workspace, skill, notices.append)
+    return list(map(str, notices))

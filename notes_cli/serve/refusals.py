@@ -62,6 +62,20 @@ class ServerError(NotesError):
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {409: "conflict_error", 413: "invalid_request_error", 415: "invalid_request_error"}
 _TYPES |= {405: "invalid_request_error", 408: "timeout_error", 429: "rate_limit_error", 503: "overloaded_error"}
+# The status, `param` and code of an error, by the first of its classes here.
+_KINDS: tuple[tuple[type[NotesError], int, str | None, str | None], ...] = (
+    (TakenError, 409, "name", "name_taken"),
+    (UnwritableError, 500, None, "unwritable"),
+    (SegmentError, 400, "notes.splice", "skill_not_usable"),
+    (HeldSessionError, 409, "notes.session", "session_in_use"),
+    (SessionError, 400, "notes.session", None),
+    (ImageError, 400, "messages", "invalid_image"),
+    (SkillError, 400, "notes", None),
+    (UnsupportedError, 400, None, None),
+    (ServerError, 500, None, "engine_error"),
+    (EngineError, 500, None, "engine_error"),
+    (ModelError, 400, "messages", "template_error"),
+)
 _TOO_LONG = (Help.LARGER_CONTEXT, Help.FEWER_TOKENS)  # of other errors than ContextLengthError
 
 
@@ -73,7 +87,6 @@ def too_long(longest: int, what: str, param: str = "messages") -> Refused:
 
 
 def as_refusal(error: NotesError) -> Refused:
-    """Return the HTTP error for an error."""
     if isinstance(error, Refused):
         return error
     message = str(error)
@@ -84,31 +97,13 @@ def as_refusal(error: NotesError) -> Refused:
         return too_long(error.longest, f"needs {error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:
         return Refused(400, message, param="messages", code="context_length_exceeded")
-    if isinstance(error, SegmentError):
-        return _segment_refusal(error, message)
-    if isinstance(error, SessionError):
-        in_use = isinstance(error, HeldSessionError)
-        status, code = (409, "session_in_use") if in_use else (400, None)
-        return Refused(status, message, param="notes.session", code=code)
-    if isinstance(error, ImageError):
-        return Refused(400, message, param="messages", code="invalid_image")
-    if isinstance(error, SkillError):
-        return Refused(400, message, param="notes")
-    if isinstance(error, (ServerError, EngineError)) and not isinstance(error, UnsupportedError):
-        return Refused(500, message, code="engine_error")
-    if isinstance(error, ModelError):
-        return Refused(400, message, param="messages", code="template_error")
+    missing = isinstance(error, SegmentError) and help_ in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
+    if missing and not isinstance(error, (TakenError, UnwritableError)):
+        return Refused(404, message, param="notes.splice", code="skill_not_found")
+    for kind, status, param, code in _KINDS:
+        if isinstance(error, kind):
+            return Refused(status, message, param=param, code=code)
     return Refused(400, message)
-
-
-def _segment_refusal(error: SegmentError, message: str) -> Refused:
-    if isinstance(error, TakenError):
-        return Refused(409, message, param="name", code="name_taken")
-    if isinstance(error, UnwritableError):
-        return Refused(500, message, code="unwritable")
-    missing = error.remedy is not None and error.remedy.help in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
-    code = "skill_not_found" if missing else "skill_not_usable"
-    return Refused(404 if missing else 400, message, param="notes.splice", code=code)
 
 
 @contextmanager
@@ -123,10 +118,8 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except Refused as error:
-        param, code = error.param and renamed(error.param), error.code
-        raise Refused(
-            error.status, renamed(str(error)), param=param, code=code, wait=error.wait, last=error.last
-        ) from error
+        error.what, error.param = renamed(error.what), error.param and renamed(error.param)
+        raise
 
 
 def error_body(error: Refused) -> dict[str, Any]:

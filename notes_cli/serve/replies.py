@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.explanations import explanation
-from notes_cli.serve.generation import AnswerDone, TextDelta, Token
-from notes_cli.serve.jobs import PrefillDone
+from notes_cli.serve.generation import AnswerDone, PrefillDone, TextDelta, Token
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.refusals import Refused, error_body
 
@@ -93,11 +92,9 @@ class Reply:
             last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
             complete = len(self.done) == self.request.params.choices and not self.request.usage
             yield {**last, **self.explained()} if complete else last
-        elif isinstance(event, TextDelta) and self.chat:
-            key = "reasoning_content" if event.reasoning else "content"
-            yield self._chunk(event.index, {key: event.text}, event.tokens)
         elif isinstance(event, TextDelta):
-            yield self._chunk(event.index, event.text, event.tokens)
+            key = "reasoning_content" if event.reasoning else "content"
+            yield self._chunk(event.index, {key: event.text} if self.chat else event.text, event.tokens)
 
     def _collect(self) -> None:
         """Take all events, for a reply that is built by its chunks."""
@@ -116,11 +113,10 @@ class Reply:
 
     def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), finished: Json | None = None) -> Json:
         shared = {"index": self.first + index, **(finished or {"finish_reason": None})}
-        if self.chat:
-            choice = {**shared, "delta": delta, "logprobs": self._logprobs(tokens) if tokens else None}
-            return {**self._head("chat.completion.chunk"), "choices": [choice]}
-        choice = {**shared, "text": delta, "logprobs": self._completion_logprobs(index, tokens) if tokens else None}
-        return {**self._head("text_completion"), "choices": [choice]}
+        choice: Json = {**shared, "delta" if self.chat else "text": delta, "logprobs": None}
+        if tokens:
+            choice["logprobs"] = self._logprobs(tokens) if self.chat else self._completion_logprobs(index, tokens)
+        return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": [choice]}
 
     # Parts.
 
@@ -171,7 +167,7 @@ class TokenOffsets:
     def next(self, token: bytes) -> int:
         first = self._incomplete + token[:1]
         # The incomplete character becomes U+FFFD if the token does not continue it.
-        broken = bool(self._incomplete and _decode(first)[0]) and not _is_utf8(first)
+        broken = bool(self._incomplete and _decode(first)[0]) and not is_utf8(first)
         offset = self._offset + broken
         text, self._incomplete = _decode(self._incomplete + token)
         self._offset += len(text)
@@ -184,7 +180,7 @@ def _decode(data: bytes) -> tuple[str, bytes]:
     return decoder.decode(data), decoder.getstate()[0]
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -202,10 +198,7 @@ def _likely_by_key(token: Token) -> dict[str, float]:
 
 def _token_key(raw: bytes) -> str:
     """Return a token as the completions API names it: its text, or its bytes if they are part of a character."""
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    return raw.decode() if is_utf8(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _finished(done: AnswerDone) -> Json:
@@ -216,11 +209,7 @@ def _finished(done: AnswerDone) -> Json:
 
 def tool_calls(done: AnswerDone) -> list[Json]:
     return [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments_json},
-        }
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
         for call in done.calls
     ]
 
@@ -257,7 +246,6 @@ def headers(replies: Sequence[Reply]) -> dict[str, str]:
 
 
 def join_replies(replies: Sequence[Reply]) -> Json:
-    """Join the replies to several prompts."""
     whole = [reply.whole() for reply in replies]
     if len(whole) == 1:
         return whole[0]

@@ -75,9 +75,7 @@ class ResponsesRequest:
 def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> ResponsesRequest:
     """Parse a request of /v1/responses. `forms`: as in parse_chat. Raises Refused."""
     reader = Reader(data)
-    for key in CHAT_ONLY:
-        if data.get(key) is not None:
-            raise Refused(400, f"Unknown parameter: '{key}'.", param=key, code="unknown_parameter")
+    reader.refuse(*CHAT_ONLY)
     for key in ("background", "conversation", "prompt"):
         if reader.any(key):
             raise Refused(400, f"{key} is not supported", param=key, code="unsupported_value")
@@ -111,7 +109,7 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
         "metadata": data.get("metadata") or {},
         "parallel_tool_calls": data.get("parallel_tool_calls", True),
         "previous_response_id": previous or None,
-        "reasoning": {"effort": data.get("reasoning", {}).get("effort") if data.get("reasoning") else None},
+        "reasoning": {"effort": (data.get("reasoning") or {}).get("effort")},
         "store": store_it,
         "temperature": chat.params.sampling.temperature,
         "text": data.get("text") or {"format": {"type": "text"}},

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -27,13 +28,11 @@ from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.prefix_store import default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.answer_tasks import AnswerTasks, client_error
+from notes_cli.serve.answer_tasks import AnswerTasks, JobEvent, ServerJob, client_error
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.serve.prepare import ServerState
-from notes_cli.serve.questions import prepare
+from notes_cli.serve.prepare import ServerState, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SegmentCache
 
@@ -42,6 +41,23 @@ T = TypeVar("T")
 PREPARING = 4  # preparation threads, which share Python's interpreter lock
 LONG = 8  # most waiting compiles
 IDLE = 32  # idle prefixes that are kept
+CHUNK = 256  # prompt tokens that are prefilled per step
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the scheduler."""
+
+    parallel: int = 16  # sequences in prefill or decode
+    queue: int = 128  # waiting requests
+    tokens: int | None = None  # of an answer; None: until the context is full
+    chunk: int = CHUNK
+    cache_ram: int | None = None  # bytes for evicted prefixes; None: a share of the free memory
+
+    @property
+    def requests(self) -> int:
+        """Most requests that run or wait, each with one prompt."""
+        return self.parallel + self.queue
 
 
 class DecodeThread:
@@ -90,7 +106,6 @@ class DecodeThread:
 
     @property
     def loading(self) -> bool:
-        """True while the model is being loaded."""
         return self._thread.is_alive() and not self.ready.done()
 
     @property
@@ -215,7 +230,11 @@ class DecodeThread:
                 self.ready.set_result(self.workspace)
                 try:
                     while not self._closing:
-                        self._iterate()
+                        busy = self.scheduler.running or self.scheduler.waiting or self._long_calls
+                        self._take_arrivals(wait=not busy)
+                        self._serve()
+                        if self._long_calls and not self._closing:
+                            self._long_calls.popleft()()
                 finally:
                     self._end()
             self.over.set_result(None)
@@ -253,10 +272,9 @@ class DecodeThread:
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         cells = None if workspace.grows else workspace.context.cells
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
-        conversations, max_tokens = Conversations(), limits.tokens
         self.state = ServerState(
-            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest),
-            self._reuse,
+            *(workspace, self.segment_cache, self.prefixes, Conversations(), errata, self.names),
+            *(limits.tokens, longest, self._reuse),
         )
         self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
         self.splice = tuple(map(self.segment_cache.compiled, self.splice))
@@ -278,13 +296,6 @@ class DecodeThread:
         """Refuse all requests, at the end of the server."""
         self._refuse_long_calls()
         self.scheduler.close()
-
-    def _iterate(self) -> None:
-        busy = self.scheduler.running or self.scheduler.waiting or self._long_calls
-        self._take_arrivals(wait=not busy)
-        self._serve()
-        if self._long_calls and not self._closing:
-            self._long_calls.popleft()()
 
     def yield_to_others(self) -> None:
         """Run a step of the other requests, during a long call. Raises Refused at the end of the server."""

@@ -36,12 +36,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        keys: Sequence[str],
-        host: str,
-        origins: Sequence[str],
-        pages: Sequence[str],
+        self, app: ASGIApp, keys: Sequence[str], host: str, origins: Sequence[str], pages: Sequence[str]
     ) -> None:
         """`keys`: accepted keys; none: no key is required. `host`: the address that the server listens on. `origins`:
         other origins that are accepted. `pages`: paths without a key, which a browser loads before it has one."""

@@ -26,9 +26,9 @@ from starlette.routing import Route
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
 from notes_cli.serve.app import Options, application, read_body
-from notes_cli.serve.errata import parse_correction
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.json_body import read_json
+from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.skill_texts import Json, Placed, Placer
@@ -252,7 +252,6 @@ class Upstream:
             return await self._client.send(request, stream=True)
 
     async def _read_all(self, reply: httpx.Response) -> bytes:
-        """Read a reply. Raises Refused."""
         async with aclosing(reply):
             with self._refusing("broke off its answer"):
                 data = b"".join([part async for part in reply.aiter_raw()])
@@ -290,7 +289,7 @@ class Upstream:
         notes = exchange.placed.notes if exchange.placed and exchange.placed.explain else None
         try:
             async for event in self._events(reply):
-                data = _data(event)
+                data = b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
                 body = _object(data) if data else {}
                 if exchange.first is None and body:
                     exchange.first = time.perf_counter() - exchange.began
@@ -358,10 +357,6 @@ def _end_of_event(data: bytes, searched: int) -> int:
     complete."""
     ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark, searched)) >= 0]
     return min(ends, default=0)
-
-
-def _data(event: bytes) -> bytes:
-    return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
 
 
 def _object(data: bytes) -> Json:

@@ -118,12 +118,12 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
 
 def test_long_lines_are_wrapped_on_a_terminal() -> None:
     """At words, after the label, with the line's indentation."""
-    said = session.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
-    assert session._lines(said, 30) == [
+    said = "one two three four five six\n    - seven eight nine ten eleven\n\nend"
+    assert session._lines("user", said, 30) == [
         *("user        one two three four", "            five six", "                - seven eight"),
         *("                nine ten", "                eleven", "", "            end"),
     ]
-    assert len(session._lines(said, 0)) == 4
+    assert len(session._lines("user", said, 0)) == 4
 
 
 def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

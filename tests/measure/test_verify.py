@@ -341,7 +341,7 @@ def test_a_correction_of_a_turn_is_a_cause(session: Session) -> None:
     """An erratum with a question edits in place, too."""
     session.follow("And then?", errata=["tier=basic"])
     session.keep("no")
-    report = measured(session)
+    report = verified(session)
     assert report.largest.k > 0.01 and report.causes == {Cause.IN_PLACE: ("returns",)}
 
 

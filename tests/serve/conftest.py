@@ -22,8 +22,7 @@ from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
-from notes_cli.serve.jobs import Limits
-from notes_cli.serve.scheduler import DecodeThread
+from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.serve.server import listen, serve
 
 SKILLS = ("returns", "support")

@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime import generate
-from notes_cli.serve.jobs import Limits
+from notes_cli.serve.scheduler import Limits
 
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES

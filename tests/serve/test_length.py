@@ -11,8 +11,8 @@ import pytest
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT
-from notes_cli.serve.jobs import Limits
-from notes_cli.serve.questions import TURN
+from notes_cli.serve.prepare import TURN
+from notes_cli.serve.scheduler import Limits
 
 from .conftest import QUESTION, Json, Served, started
 

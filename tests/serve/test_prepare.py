@@ -23,16 +23,16 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import json_body, parsing, prepare, questions, scheduler
+from notes_cli.serve import json_body, parsing, prepare, scheduler
+from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.scheduler import DecodeThread
+from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -290,7 +290,7 @@ def test_a_client_that_leaves_during_preparation(library: Path, monkeypatch: pyt
         cancel(self)
         left.set()
 
-    monkeypatch.setattr(questions, "single_turn", stopping)
+    monkeypatch.setattr(prepare, "single_turn", stopping)
     monkeypatch.setattr(ServerJob, "cancel", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
@@ -383,7 +383,7 @@ def test_a_turn_finds_the_one_before(library: Path, monkeypatch: pytest.MonkeyPa
                 prepared.set()
             return real(state, asked, **how)
 
-        monkeypatch.setattr(questions, "prepare_request", recorded)
+        monkeypatch.setattr(prepare, "prepare_request", recorded)
         first = {"messages": [ASK], "notes": {"splice": ["returns"]}, "max_tokens": 40}
 
         def next_turn() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.scheduler import Limits
 from notes_cli.serve.server import CUT_OFF
 from notes_cli.text.erratum import OfField
 

@@ -28,13 +28,13 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve import event_stream
+from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.generation import AnswerDone
-from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import LONG as LONG_WORKS
-from notes_cli.serve.scheduler import DecodeThread
+from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.serve.security import Guard
 from notes_cli.serve.segment_cache import _cut
 
@@ -131,7 +131,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         patch.setattr("notes_cli.serve.answer_tasks.generate_answers", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.questions.prepare_request", fault)
+        patch.setattr("notes_cli.serve.prepare.prepare_request", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     assert reply_text(served.ask(splice=["returns"])) == "accepted"
     sequences, resting, load = held(served)

@@ -16,7 +16,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime import prefix_store
 from notes_cli.serve import server
-from notes_cli.serve.jobs import Limits
+from notes_cli.serve.scheduler import Limits
 
 from .conftest import Json, Served, compile_into, reply_text, started
 
