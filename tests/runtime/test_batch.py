@@ -16,8 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
-from notes_cli.runtime.answering import ask
-from notes_cli.runtime.batch import IDLE, WAITING, ask_many
+from notes_cli.runtime.answering import IDLE, WAITING, ask, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
