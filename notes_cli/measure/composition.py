@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -223,13 +223,7 @@ def compose(
     )
     if all(question.same for question in questions):
         return Composed(tuple(segment.name for segment in segments), questions)
-    compiled: list[Segment] = []
-
-    def whole() -> Segment:
-        if not compiled:
-            compiled.append(compile_skill(workspace, whole_of(segments), progress))
-        return compiled[0]
-
+    whole = cache(lambda: compile_skill(workspace, whole_of(segments), progress))
     tried = []
     for way in REPAIRS:
         try:

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.methods import prefill
 from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.rotation import FLOATS
@@ -40,6 +39,7 @@ from notes_cli.engine.segment import (
 )
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
+from notes_cli.runtime.compile import compile_blocks
 from notes_cli.runtime.workspace import Workspace
 
 TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
@@ -301,9 +301,7 @@ def _prefill_segment(
     """Prefill the segment's tokens in an empty sequence, as a compile does."""
     context, dtype = sequence.context, segment.row_type
     if segment.blocks:
-        _splice_blocks(sequence, segment, progress)
-        rows = context.read(sequence.seq_id, segment.base, len(segment), base=segment.base, dtype=dtype)
-        return _Computed(rows)
+        return _Computed(compile_blocks(sequence, segment, [None] * len(segment.blocks), progress))
     sequence.append(segment.context)
     sequence.flush()
     transitions: Sequence[Transition] = ()
@@ -328,17 +326,6 @@ def _prefill_segment(
     else:
         rows = context.read(sequence.seq_id, segment.first, count, base=segment.first, dtype=dtype)
     return _Computed(rows, transitions)
-
-
-def _splice_blocks(sequence: KVSequence, segment: Segment, progress: Progress | None) -> None:
-    """Prefill each block after the left context alone and splice them together, as a compile does."""
-    parts = [segment.tokens[first:last] for first, last in segment.spans]
-    rows = list(prefill(sequence, segment.context, parts, segment.row_type, progress))
-    plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
-    sequence.truncate(0)
-    sequence.append(segment.context)
-    for tokens, layers in zip(parts, rows, strict=True):
-        sequence.splice(replace(plain, tokens=tokens, layers=layers))
 
 
 def _decode_at(

@@ -43,7 +43,8 @@ def name_of(path: Path) -> str:
 def save(stored: SessionFolder, out: BinaryIO) -> int:
     """Write the session to `out` and return the number of files in the archive. Equal sessions give equal bytes.
     Raises SessionError if the session is damaged, OSError on a failed write."""
-    data = _portable_ledger(stored)
+    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
+    data = serialize([{**first, "model": Path(first["model"]).name}, *lines])  # the path of its model is private
     ledger = read_ledger(data)
     paths = _existing_rows(stored, ledger)
     try:
@@ -106,12 +107,6 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return sessions.find(name)
-
-
-def _portable_ledger(stored: SessionFolder) -> bytes:
-    """Return the ledger with the file name of its model in place of the path, which is private."""
-    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
-    return serialize([{**first, "model": Path(first["model"]).name}, *lines])
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from notes_cli.errors import NotesError
-from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, new_erratum, now
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -43,8 +43,21 @@ def correcting(
     """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
     `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
     SkillError, before any change, for a field that no skill has."""
-    new = errata.add(errata_of(_compiled_skills(workspace), values))
-    edited, skipped = yield from _edit_sessions(workspace, errata)
+    identity, sessions = workspace.identity, Sessions(workspace.paths.sessions)
+    infos = [entry.info for entry in workspace.library.entries() if entry.info]
+    new = errata.add(errata_of({info.name: info for info in infos if info.identity == identity}, values))
+    edited: list[str] = []
+    skipped: dict[str, NotesError] = {}
+    for name in sessions.names():
+        yield
+        try:
+            if not unapplied(sessions.find(name).state, errata.all()):
+                continue
+            with sessions.locked(name) as stored, Session(workspace, stored) as session:
+                if apply_errata(session, errata):
+                    edited.append(name)
+        except NotesError as error:
+            skipped[name] = error
     return Corrected(tuple(new), tuple(edited), skipped)
 
 
@@ -58,34 +71,9 @@ def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, st
             skill = skills[target.skill]
             was = next(span.value for span in skill.fields if span.name == target.field)
             marks = marks_of(skill.source, skill.text)
-            new.append(new_erratum(target.skill, target.field, was, clean_value(target.key, value), marks))
+            cleaned = clean_value(target.key, value)
+            new.append(GlobalErratum(target.skill, target.field, was, cleaned, now(), marks))
     return new
-
-
-def _compiled_skills(workspace: Workspace) -> dict[str, SegmentInfo]:
-    identity = workspace.identity
-    infos = [entry.info for entry in workspace.library.entries() if entry.info]
-    return {info.name: info for info in infos if info.identity == identity}
-
-
-def _edit_sessions(
-    workspace: Workspace, errata: GlobalErrata
-) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
-    """Edit all sessions that lack a global erratum. Returns the names of those edited, and the errors of others."""
-    sessions = Sessions(workspace.paths.sessions)
-    edited: list[str] = []
-    skipped: dict[str, NotesError] = {}
-    for name in sessions.names():
-        yield
-        try:
-            if not unapplied(sessions.find(name).state, errata.all()):
-                continue
-            with sessions.locked(name) as stored, Session(workspace, stored) as session:
-                if apply_errata(session, errata):
-                    edited.append(name)
-        except NotesError as error:
-            skipped[name] = error
-    return edited, skipped
 
 
 def apply_errata(session: Session, errata: GlobalErrata) -> int:

@@ -7,7 +7,7 @@ applied yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -455,7 +455,10 @@ class State:
         changed = [place for span in ranges_of(line["changed"], len(self.tokens)) for place in range(*span)]
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
-        self.entries = [_shift(entry, shift) for entry in self.entries]
+        self.entries = [
+            replace(entry, position=shift(entry.position), tokens=shift(entry.end) - shift(entry.position))
+            for entry in self.entries
+        ]
         try:
             removed = removed_images(self.images, [patch.span for patch in patches])
         except EngineError as error:
@@ -485,11 +488,6 @@ def _parse_image(data: Line, start: int, end: int) -> Image:
     if positions != (last - first if grid is None else max(grid)):
         raise ValueError("positions")
     return Image(first, last, positions, grid)
-
-
-def _shift(entry: Entry, shift: Callable[[int], int]) -> Entry:
-    start, end = shift(entry.position), shift(entry.position + entry.tokens)
-    return replace(entry, position=start, tokens=end - start)
 
 
 def keys_of(known: Known, name: str) -> set[str]:
