@@ -329,16 +329,11 @@ def _prefill_segment(
 
 
 def _decode_at(
-    context: Context,
-    seq_id: int,
-    left: Tokens,
-    tokens: Tokens,
-    start: int,
-    dtype: str,
-    progress: Progress | None = None,
+    sequence: KVSequence, segment: Segment, tokens: Tokens, start: int, progress: Progress | None
 ) -> tuple[LayerRows, ...]:
-    """Decode the left context from position `start` on and then the tokens, in an empty sequence; return the tokens'
-    rows."""
+    """Decode the segment's left context from position `start` on and then the tokens, in an empty sequence; return the
+    tokens' rows."""
+    context, seq_id, left = sequence.context, sequence.seq_id, segment.context
     both, step = np.concatenate([left, tokens]), min(context.n_ubatch, context.n_batch)
     try:
         for first in range(0, len(both), step):
@@ -347,7 +342,7 @@ def _decode_at(
             if progress:
                 progress(min(first + step, len(both)), len(both))
         at = start + len(left)
-        return context.read(seq_id, at, len(tokens), base=at, dtype=dtype)
+        return context.read(seq_id, at, len(tokens), base=at, dtype=segment.row_type)
     finally:
         context.truncate(seq_id, 0)
 
@@ -394,8 +389,7 @@ def _check_splice(
     with workspace.scratch(segment.base + len(segment)) as sequence:
         for first, last in segment.spans:
             start, tokens = position - segment.base + first, segment.tokens[first:last]
-            args = sequence.context, sequence.seq_id, segment.context, tokens
-            decoded.append(_decode_at(*args, start, segment.row_type, progress))
+            decoded.append(_decode_at(sequence, segment, tokens, start, progress))
     expected = concatenate_rows(decoded)
     spliced, back = _splice_and_read(workspace, segment.tokens, segment.layers, segment.base, position)
     rounded, _ = _splice_and_read(workspace, segment.tokens, expected, position, position)

@@ -98,7 +98,12 @@ def compile_skill(
         if stored is not segment:
             _check_rounding(sequence, stored)
         if measure is not None:
-            segment = replace(segment, influence=_influence(sequence, segment, measure))
+            effects: dict[str, NDArray[np.float32]] = {}
+            names = dict.fromkeys(span.name for span in segment.fields)
+            for name in names:
+                effects[name] = influence(sequence, segment, name)
+                measure(len(effects), len(names))
+            segment = replace(segment, influence=effects)
     return replace(segment, layers=stored.layers)
 
 
@@ -308,15 +313,6 @@ def _same_kv(context: Context, known: Segment, segment: Segment) -> bool:
     same = same_left and known.base == segment.base and not known.prefix_only and not any(quantized(known.kv))
     same = same and not known.media and not segment.media  # their tokens do not identify the images
     return same and not known.identity.differences(segment.identity)
-
-
-def _influence(sequence: KVSequence, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
-    result: dict[str, NDArray[np.float32]] = {}
-    names = dict.fromkeys(span.name for span in segment.fields)
-    for name in names:
-        result[name] = influence(sequence, segment, name)
-        measure(len(result), len(names))
-    return result
 
 
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: str = "f16") -> Segment:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
-from notes_cli.engine.segment import Identity
+from notes_cli.engine.segment import Identity, ImageFile, Segment
 from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_stored
@@ -152,14 +152,15 @@ def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
     if info.tools:
         text = f"{info.name} holds tools in the form of one model's chat template"
         raise SkillError(text, "Compile their file again")
-    files = open_stored(info.path).pictures if info.media else ()
-    pictures = tuple(
-        Shown(shown.start, shown.end, read_picture(shown.data, source_text(info.source))) for shown in files
-    )
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(
-        name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, pictures=pictures
-    )
+    skill = as_skill(info, open_stored(info.path).pictures if info.media else (), source_text(info.source))
+    return replace(skill, name=name or info.name, source=info.source, stamp=info.stamp)
+
+
+def as_skill(segment: Segment | SegmentInfo, images: Sequence[ImageFile], label: str) -> Skill:
+    """Return text, fields and images of a segment as a skill without a source. `label` names the images in errors."""
+    pictures = tuple(Shown(image.start, image.end, read_picture(image.data, label)) for image in images)
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
+    return Skill(segment.name, segment.description, segment.text, fields, "", pictures=pictures)
 
 
 def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
 from notes_cli.library.check import Finding, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
@@ -201,14 +200,11 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
         raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
     if segment.prefix_only != ledger.header.prefix_only or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.prefix_only and not _has_tokens_of(segment, path.name, ledger):
-        raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
-
-
-def _has_tokens_of(segment: Segment, name: str, ledger: Ledger) -> bool:
-    state, tokens = ledger.state, segment.tokens.tolist()
-    expected = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == name]
-    return all(row < len(tokens) and tokens[row] == token for token, row in expected)
+    if not ledger.header.prefix_only:
+        state, tokens = ledger.state, segment.tokens.tolist()
+        rows = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == path.name]
+        if not all(row < len(tokens) and tokens[row] == token for token, row in rows):
+            raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")

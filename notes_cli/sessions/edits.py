@@ -413,7 +413,7 @@ class Editor:
         changed = self._changes(new.values())
         entries, kept = self._state.entries, self._state.memory if memory else None
         copies = [entry for entry in entries if kept and (entry.kind, entry.name) == ("splice", kept.name)]
-        errata = self._state.superseded_by(stated) if self._can_cut() else []
+        errata = self._state.superseded(stated) if self._can_cut() else []
         cuts = self._cuts([*errata, *copies])
         patches = sorted([*cuts, *(patch for one in changed for patch in one.patches)], key=lambda patch: patch.first)
         position = copies[0].position if copies else None
@@ -461,7 +461,7 @@ class Editor:
     def compact(self) -> Compacted:
         """Remove superseded errata and decode everything after the first of them again, and after earlier cuts, so that
         the K/V from there on equals that of a prefill of the remaining tokens."""
-        superseded, traces = self._state.superseded, self._state.traces
+        superseded, traces = self._state.superseded(), self._state.traces
         if not superseded and not traces:
             return Compacted()
         patches = self._cuts(superseded)

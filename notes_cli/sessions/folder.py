@@ -146,7 +146,7 @@ class SessionFolder:
         """Undo the last line in effect and return it. Raises SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
-        if self.state.based and len(self.state.live) == 1:
+        if [line["op"] for line in self.state.live] == ["forget"]:  # the lines before it were dropped
             raise SessionError(
                 f"there is nothing to undo in session {self.name}: what was forgotten by suffix is gone, and so is all "
                 "that preceded it"

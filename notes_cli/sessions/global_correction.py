@@ -12,7 +12,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import unapplied
-from notes_cli.text.erratum import Known
+from notes_cli.text.erratum import known_fields
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import Skill
 
@@ -64,7 +64,7 @@ def correcting(
 def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
     """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
     has."""
-    known = Known((skill.name, [span.name for span in skill.fields]) for skill in skills.values())
+    known = known_fields(*skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():
         for target in known.resolve(name, "no compiled skill has"):

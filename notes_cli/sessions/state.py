@@ -16,7 +16,7 @@ from notes_cli.engine.positions import Image, Patch, Range, apply_patches, is_as
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.text.erratum import Known
+from notes_cli.text.erratum import Known, known_fields
 
 ROWS = re.compile(r"[0-9]{4,9}\.gguf")  # names of K/V files
 
@@ -215,7 +215,7 @@ class State:
     @property
     def known(self) -> Known:
         """Fields of the skills."""
-        return Known((skill.name, [span.name for span in skill.fields]) for skill in self.skills)
+        return known_fields(*self.skills)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -233,11 +233,6 @@ class State:
         return sum(entry.kind == "edit" for entry in self.entries)
 
     @property
-    def based(self) -> bool:
-        """True if earlier lines were dropped by forgetting for good."""
-        return bool(self.live) and self.live[0]["op"] == "forget"
-
-    @property
     def checksums(self) -> dict[str, str]:
         """Checksums of the K/V files, by name."""
         return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
@@ -247,14 +242,9 @@ class State:
         """Cuts that later K/V may still depend on."""
         return [entry for entry in self.entries if entry.kind == TRACE]
 
-    @property
-    def superseded(self) -> list[Entry]:
-        """Errata in the sequence, by position, whose fields all got a later value: by an erratum, also a pending one,
-        or in the text. Errata of no field are never superseded."""
-        return self.superseded_by(())
-
-    def superseded_by(self, keys: Iterable[str]) -> list[Entry]:
-        """Return `superseded` after errata of these fields, too."""
+    def superseded(self, keys: Iterable[str] = ()) -> list[Entry]:
+        """Return the errata in the sequence, by position, whose fields all got a later value: by an erratum, also a
+        pending one or one of these fields, or in the text. Errata of no field are never superseded."""
         superseded: list[Entry] = []
         known, later = self.known, {*self.pending, *keys}
         for entry in reversed(self.entries):
