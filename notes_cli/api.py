@@ -410,7 +410,7 @@ class Model(_AsyncMethods):
         `questions` are consumed lazily; an error among them is yielded in its place. Options as in `ask`; `callbacks`
         get notices and progress only.
         """
-        from notes_cli.runtime.batch import ask_many
+        from notes_cli.runtime.answering import ask_many
 
         if isinstance(questions, str):
             raise NotesError(f"questions is the text {questions!r}, and not a list", f"Write [{questions!r}]")

@@ -160,7 +160,7 @@ def _rows(model: str | None) -> list[_Row]:
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli import config
-    from notes_cli.runtime.freshness import known_weights
+    from notes_cli.library.facts import known_sha256
     from notes_cli.runtime.naming import default_model, model_file
 
     try:
@@ -171,7 +171,7 @@ def _weights(model: str | None) -> str | None:
         if named("model"):
             raise
         return None
-    return known_weights(path, config.paths().models / "digests.json")
+    return known_sha256(path, config.paths().models / "digests.json")
 
 
 def _facts(row: _Row) -> dict[str, Any]:

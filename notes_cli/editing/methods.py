@@ -124,18 +124,8 @@ def most_influenced(segment: Segment, change: Change, k: int) -> tuple[int, ...]
     return _highest(segment, change, np.sum([segment.influence[name] for name in change.fields], axis=0), k)
 
 
-def most_deviating(
-    segment: Segment, change: Change, k: int, layers: int | None, sequence: KVSequence | None
-) -> tuple[int, ...]:
-    """Return the positions of the `k` tokens after the first change with the highest `deviation`, decoding in a scratch
-    sequence. If `sequence` is None, nothing is computed and the positions are arbitrary."""
-    effect = np.zeros(len(segment), np.float32)
-    if sequence is not None:
-        effect = deviation(sequence, segment, change, layers)
-    return _highest(segment, change, effect, k)
-
-
 def _highest(segment: Segment, change: Change, effect: NDArray[np.float32], k: int) -> tuple[int, ...]:
+    """Return the positions of the `k` tokens after the first change with the highest effect."""
     first, inside = change.patches[0].first, change.inside
     candidates = [position for position in range(first, len(segment)) if position not in inside]
     return tuple(sorted(sorted(candidates, key=lambda position: -float(effect[position]))[:k]))
@@ -439,7 +429,12 @@ def prepare(
         if sequence is not None:
             check(sequence.context, method, session=session)
         blocks = _compute_blocks(segment, parts, sequence) if record.needs_blocks else ()
-        also = most_deviating(segment, change, method.k, record.selects.layers, sequence) if record.selects else ()
+        also: tuple[int, ...] = ()
+        if record.selects:
+            effect = np.zeros(len(segment), np.float32)
+            if sequence is not None:
+                effect = deviation(sequence, segment, change, record.selects.layers)
+            also = _highest(segment, change, effect, method.k)
     return Prepared(also, blocks, passed)
 
 

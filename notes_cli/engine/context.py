@@ -9,7 +9,7 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -45,7 +45,7 @@ Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
 
 
-class Context:
+class Context(AbstractContextManager["Context"]):
     """One llama_context, and who holds its sequences. Use it from one thread at a time, but for `identity`; its model
     closes it, too."""
 
@@ -123,9 +123,6 @@ class Context:
 
     def close(self) -> None:
         native.free_once(self, "_handle", llama.llama_free)
-
-    def __enter__(self) -> Context:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

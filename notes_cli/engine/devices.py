@@ -12,12 +12,9 @@ import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from notes_cli.errors import EngineError
-
-if TYPE_CHECKING:
-    import socket
 
 MAX_DEVICES = 16  # devices that llama.cpp accepts (GGML_RPC_MAX_SERVERS)
 GPUS = 1, 2  # device kinds: discrete and integrated
@@ -137,7 +134,9 @@ def check_server(server: str) -> tuple[str, int]:
         with socket.create_connection((str(target[0]), port), PATIENCE) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
-            answer = _receive(connection, 8 + 4 + _CAPABILITIES)
+            answer, size = b"", 8 + 4 + _CAPABILITIES
+            while len(answer) < size and (part := connection.recv(size - len(answer))):
+                answer += part
     except TimeoutError as error:
         raise EngineError(
             f"the RPC server {server} does not answer within {PATIENCE:g} seconds. It serves one client at a time: "
@@ -156,14 +155,6 @@ def check_server(server: str) -> tuple[str, int]:
             "llama.cpp that notes is built from"
         )
     return str(target[0]), port
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """Receive so many bytes, or fewer at the end of the stream."""
-    data = b""
-    while len(data) < size and (part := connection.recv(size - len(data))):
-        data += part
-    return data
 
 
 # The native library.

@@ -32,7 +32,7 @@ class Stop:
     """Lets other threads cancel the computation of the thread that has entered it."""
 
     def __init__(self) -> None:
-        self._asked = self._entered = False
+        self.asked = self._entered = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -44,20 +44,16 @@ class Stop:
         with self._lock:
             self._entered = False
             _local.stop = None
-            if self._asked and _pipe is not None:
+            if self.asked and _pipe is not None:
                 _drain(_pipe[0])  # the byte from `ask` would stop other computations
 
     def ask(self) -> None:
         """Cancel the computation, within a batch or before the next one: raises Cancelled there."""
         with self._lock:
-            self._asked = True
+            self.asked = True
             if self._entered and _pipe is not None:
                 with suppress(BlockingIOError):
                     os.write(_pipe[1], b"\0")
-
-    @property
-    def asked(self) -> bool:
-        return self._asked
 
 
 def check_stop() -> None:

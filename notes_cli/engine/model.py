@@ -7,6 +7,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ PUBLISHED = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}
 ANCHORS = ("\n", "\t", ".", "\x01")  # texts put before a part of a text while it is tokenized
 
 
-class Model:
+class Model(AbstractContextManager["Model"]):
     """A loaded GGUF model, shared by contexts. Closing it closes its contexts, which would otherwise compute with freed
     weights."""
 
@@ -123,9 +124,6 @@ class Model:
             source.close()
         self.sources = []
 
-    def __enter__(self) -> Model:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -214,7 +212,7 @@ class Model:
 
     def _control_texts(self, text: str, ids: Tokens) -> set[str]:
         """Return the texts of control tokens among `ids` that occur in the text."""
-        found = {self._token_text(token) for token in set(ids.tolist()) if self._is_control(token)}
+        found = {self.text([token], special=True) for token in set(ids.tolist()) if self._is_control(token)}
         return {spelt for spelt in found if spelt and spelt in text}
 
     def _is_control(self, token: int) -> bool:
@@ -223,11 +221,8 @@ class Model:
         alone, not on the chat template, so that a text always has the same tokens."""
         kind = llama.llama_vocab_get_attr(self.vocab, token)
         if kind & llama.LLAMA_TOKEN_ATTR_USER_DEFINED:
-            return _is_markup(self._token_text(token))
+            return _is_markup(self.text([token], special=True))
         return bool(kind & llama.LLAMA_TOKEN_ATTR_CONTROL)
-
-    def _token_text(self, token: int) -> str:
-        return self.token_bytes(token, special=True).decode(errors="replace")
 
     def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:
         """Tokenize runs of (text, whether control tokens in it are parsed) separately and concatenate them."""
@@ -244,8 +239,9 @@ class Model:
             size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
         return buffer.raw[:size]
 
-    def text(self, tokens: Iterable[int]) -> str:
-        return b"".join(self.token_bytes(int(token)) for token in tokens).decode(errors="replace")
+    def text(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of tokens. `special`: with that of control tokens."""
+        return b"".join(self.token_bytes(int(token), special=special) for token in tokens).decode(errors="replace")
 
     @cached_property
     def end_tokens(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from math import isfinite
 from numbers import Integral, Real
@@ -139,7 +140,7 @@ def valid_breakers(texts: Any) -> bool:
     return isinstance(texts, (list, tuple)) and len(texts) <= BREAKERS and all(map(is_valid, texts))
 
 
-class Sampler:
+class Sampler(AbstractContextManager["Sampler"]):
     """A chain in the order of llama.cpp's common_sampler: penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p,
     XTC, temperature, draw; or temperature and Mirostat.
 
@@ -251,9 +252,6 @@ class Sampler:
     def close(self) -> None:
         self._closed = True
         free_once(self, "_chain", llama.llama_sampler_free)
-
-    def __enter__(self) -> Sampler:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

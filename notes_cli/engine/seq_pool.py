@@ -6,13 +6,13 @@ A lease keeps its sequence until it is closed; a second sequence may share the e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 
 from notes_cli.errors import EngineError
 
 
-class Lease:
+class Lease(AbstractContextManager["Lease"]):
     """An exclusive lease of one sequence of a context. Close it, or use it as a context manager."""
 
     def __init__(self, pool: Pool, seq_id: int, ticket: int) -> None:
@@ -35,9 +35,6 @@ class Lease:
         """End the lease; the entries are gone."""
         if self.held:
             self._pool.release(self._seq_id)
-
-    def __enter__(self) -> Lease:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -68,7 +68,7 @@ class Batches(NamedTuple):
     end: int = 0  # end of the batch after these
 
 
-class KVSequence:
+class KVSequence(AbstractContextManager["KVSequence"]):
     """One sequence of a context. Rows count tokens from 0 in the order of the pieces; positions equal rows except after
     images under M-RoPE (positions.py). Closing it, or leaving it as a context manager, frees its sequence."""
 
@@ -108,9 +108,6 @@ class KVSequence:
         """End the lease; the K/V is gone."""
         if self._lease is not None:
             self._lease.close()
-
-    def __enter__(self) -> KVSequence:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,7 @@ def _load() -> Any:
     return mtmd
 
 
-class VisionEncoder:
+class VisionEncoder(AbstractContextManager["VisionEncoder"]):
     """A projector loaded for a model. Close it before the model, or use it as a context manager."""
 
     def __init__(
@@ -170,9 +170,6 @@ class VisionEncoder:
     def close(self) -> None:
         native.free_once(self, "_handle", lambda handle: self._mtmd.mtmd_free(handle))
         self.source.close()
-
-    def __enter__(self) -> VisionEncoder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -288,8 +285,7 @@ class VisionEncoder:
         marks = [token for row, token in enumerate(tokens) if row not in inside]
         if self.model.unknown(marks) is not None:
             raise ModelError(f"{self.path} marks an image by what is no token of {self.model.name}", _OTHER)
-        text = b"".join(self.model.token_bytes(token, special=True) for token in marks).decode(errors="replace")
-        for mark in _MARK.findall(text):
+        for mark in _MARK.findall(self.model.text(marks, special=True)):
             if len(self.model.tokenize(mark, special=True)) != 1:
                 raise ModelError(
                     f"{self.path} marks an image by {mark}, which is no token of {self.model.name}",

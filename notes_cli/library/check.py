@@ -181,8 +181,9 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
         def mend() -> str:
             try:
                 with locked(lock_of(path), wait=0):
-                    if _sound(path):  # checking the rest of the library took long
-                        return "it was compiled again meanwhile"
+                    with suppress(DamagedError):
+                        open_segment(path)
+                        return "it was compiled again meanwhile"  # checking the rest of the library took long
                     done = set_aside(path)
                     forget_uses(path)
                 return done
@@ -200,14 +201,6 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
                 f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
             )
             yield Finding("renamed", path, problem, Help.TAKE_OVER(path=path))
-
-
-def _sound(path: Path) -> bool:
-    try:
-        open_segment(path)
-    except DamagedError:
-        return False
-    return True
 
 
 def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:

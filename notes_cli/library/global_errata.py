@@ -134,11 +134,6 @@ def holding(
     return {name: value for name, value in values.items() if value != fields[name]}
 
 
-def new_erratum(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> GlobalErratum:
-    """Return an erratum with the current time."""
-    return GlobalErratum(skill, field, was, value, now(), marks)
-
-
 def now() -> str:
     """Return the UTC time with microseconds. (A time without a fraction counts as the end of its second.)"""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -102,15 +101,8 @@ LOCKS = fcntl is not None  # this system has file locks
 def lock_shared(file: BinaryIO) -> None:
     """Keep an open file from `remove_unused` until it is closed; other processes may do so too."""
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def lock_exclusive(handle: int) -> None:
-    """Lock an open file exclusively, waiting for other processes."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def is_unused(path: Path) -> bool:
@@ -133,7 +125,7 @@ def remove_unused(path: Path, *, sure: bool = False) -> bool:
     if fcntl is None:
         if sure:
             return False
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             path.unlink()
         return True
     try:
@@ -154,7 +146,7 @@ def remove_unused(path: Path, *, sure: bool = False) -> bool:
         os.close(handle)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of an empty temporary file (mode 0600) in the folder of `path`, which is created if missing.
 
@@ -174,7 +166,7 @@ def replacing(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 temporary.unlink()
             raise
     sync_folder(path.parent)
@@ -183,16 +175,16 @@ def replacing(path: Path) -> Iterator[Path]:
 def sweep(path: Path) -> None:
     """Remove temporary files for `path` that killed processes left, not those that are being written."""
     prefix = f".{path.name}."
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for file in [file for file in path.parent.iterdir() if file.name.startswith(prefix)]:
             if file.suffix == ".tmp" and not file.is_symlink():
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with suppress(OSError):  # gone meanwhile
                     remove_unused(file, sure=True)
 
 
 def sync_folder(folder: Path) -> None:
     """Make a rename durable, where the system can; the file is complete either way."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -200,7 +192,7 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """Yield a new file, locked until the end of the block."""
     import tempfile  # 5 ms that most commands do not need
@@ -208,7 +200,9 @@ def _temporary(path: Path) -> Iterator[Path]:
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            lock_exclusive(handle)
+            if fcntl is not None:
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_EX)
             if os.path.exists(name):  # else another process swept it before it was locked
                 yield Path(name)
                 return

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -388,8 +388,12 @@ def export(path: Path, target: Path, *, force: bool = False, shared: bool = Fals
     """
     segment, info = open_segment(path), peek(path)
     if target.exists() and not force:
-        if target.is_file() and _same(info, target):
-            return False
+        if target.is_file():
+            with suppress(DamagedError):
+                old = open_segment(target)
+                same = (old.text, old.identity) == (info.text, info.identity)
+                if same and peek(target).created == info.created:
+                    return False
         raise SegmentError(f"{target} is there already, and is another file", Help.OTHER_FILE_OR_FORCE())
     bare = replace(segment, source="", stamp=(), prefill=None, backend="")
     write_segment(target, bare, writer=info.writer, created=info.created)
@@ -412,11 +416,3 @@ def shared_segments(folder: Path) -> dict[str, list[Path]]:
     except OSError as error:
         raise SegmentError(f"cannot read {folder}: {reason(error)}") from error
     return paths
-
-
-def _same(info: SegmentInfo, target: Path) -> bool:
-    try:
-        old = open_segment(target)
-        return (old.text, old.identity) == (info.text, info.identity) and peek(target).created == info.created
-    except DamagedError:
-        return False

@@ -120,11 +120,6 @@ def select_files(
     return [file for file in files if file.path in removed], spared
 
 
-def remove_files(files: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
-    """Remove files that are unchanged and not in use. The only copy of a text is removed only if `outdated`."""
-    return _remove(files, folder, None, outdated)
-
-
 def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     """Remove the least recently used files until all take no more than `most` bytes, but never `new`, whose lock the
     caller holds. If `new` alone takes more, the limit applies to the others, so that they are not all removed for
@@ -135,14 +130,14 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
     if sum(file.nbytes for file in files) <= most:
         return Tidied([], [], sum(file.nbytes for file in files))
     candidates = sorted((file for file in files if file.path != new), key=lambda file: not _is_sent_image(file))
-    return _remove(candidates, folder, most)
+    return remove_files(candidates, folder, most=most)
 
 
-def _remove(
-    files: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
+def remove_files(
+    files: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = (), most: int | None = None
 ) -> Tidied:
-    """Remove files, until `most` bytes are left if given; a file that cannot be removed is skipped. One process at a
-    time does this, so that two of them do not remove twice as much."""
+    """Remove files that are unchanged and not in use, until `most` bytes are left if given. The only copy of a text is
+    removed only if `outdated`. One process at a time does this, so that two of them do not remove twice as much."""
     try:
         with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
             left = {file.path: file for file in library_files(folder)}

@@ -45,14 +45,13 @@ def load_battery(path: Path) -> list[Case]:
     cases = data.get("cases") if isinstance(data, dict) else None
     if not isinstance(cases, list) or not cases:
         raise NotesError(f"{path} must hold `cases:`, a list of decisions")
-    return [_parse_numbered(entry, number, path) for number, entry in enumerate(cases, 1)]
-
-
-def _parse_numbered(entry: Any, number: int, path: Path) -> Case:
-    try:
-        return _parse_case(entry, f"case-{number}", path.parent)
-    except NotesError as error:
-        raise NotesError(f"{path}, case {number}: {error.what}", error.remedy) from error
+    parsed = []
+    for number, entry in enumerate(cases, 1):
+        try:
+            parsed.append(_parse_case(entry, f"case-{number}", path.parent))
+        except NotesError as error:
+            raise NotesError(f"{path}, case {number}: {error.what}", error.remedy) from error
+    return parsed
 
 
 def _parse_case(entry: Any, name: str, folder: Path) -> Case:
@@ -61,7 +60,12 @@ def _parse_case(entry: Any, name: str, folder: Path) -> Case:
     unknown = sorted(set(entry) - KEYS)
     if unknown:
         raise NotesError(f"{unknown[0]!r} is unknown", f"Known: {', '.join(sorted(KEYS))}")
-    skill = _skill_of_case(entry, name, folder)
+    if ("text" in entry) == ("skill" in entry):
+        raise NotesError("give it either text, or skill: a file")
+    if "skill" in entry:
+        skill = load_skill(folder / _text(entry, "skill"))
+    else:
+        skill = parse_skill(_text(entry, "text"), source="text", default=name)
     field, choices, right = _text(entry, "field"), _list(entry, "choices"), _list(entry, "right")
     value = clean_value(field, _text(entry, "value"))
     if field not in skill.values:
@@ -73,14 +77,6 @@ def _parse_case(entry: Any, name: str, folder: Path) -> Case:
     if len(right) != 2 or right[0] == right[1] or not set(right) <= set(choices):
         raise NotesError("right must be two different choices: with the old value, with the new one")
     return Case(skill, _text(entry, "question"), choices, field, value, (right[0], right[1]))
-
-
-def _skill_of_case(entry: Mapping[str, Any], name: str, folder: Path) -> Skill:
-    if ("text" in entry) == ("skill" in entry):
-        raise NotesError("give it either text, or skill: a file")
-    if "skill" in entry:
-        return load_skill(folder / _text(entry, "skill"))
-    return parse_skill(_text(entry, "text"), source="text", default=name)
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:

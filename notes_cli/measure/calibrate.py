@@ -9,6 +9,7 @@ whether the model takes notes during prefill, and reports a profile in Markdown.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -56,11 +57,6 @@ class _Recomputed:
     before: Decision
     after: Decision
 
-    @property
-    def decisive(self) -> bool:
-        """True if the decision depends on the field."""
-        return self.before.choice != self.after.choice
-
 
 class Calibration(NamedTuple):
     """A profile and its path; None if there were too few cases to save it."""
@@ -87,21 +83,13 @@ def calibrate_and_keep(
     with callbacks.progress("measuring decisions", unit="steps") as update:
         profile = calibrate(workspace, cases, update, pairs, unfinished.keep)
     if not pairs:
-        profile = _with_earlier_composition(profiles, profile)
+        with suppress(NotesError):  # an earlier profile that is no longer valid
+            if earlier := profiles.find(profile.identity, profile.cache):
+                rows = tuple(row for row in earlier.measured if row.what == "composition")
+                profile = replace(profile, composition=earlier.composition, measured=(*profile.measured, *rows))
     path = profiles.save(profile, writer)
     unfinished.forget()
     return Calibration(profile, path)
-
-
-def _with_earlier_composition(profiles: Profiles, profile: Profile) -> Profile:
-    try:
-        earlier = profiles.find(profile.identity, profile.cache)
-    except NotesError:  # no longer valid
-        return profile
-    if earlier is None:
-        return profile
-    rows = tuple(row for row in earlier.measured if row.what == "composition")
-    return replace(profile, composition=earlier.composition, measured=(*profile.measured, *rows))
 
 
 def calibrate(
@@ -188,7 +176,9 @@ def _try_forms(
     tally = Tally()
     prompt = _prompt(case, compile_skill(workspace, case.skill))
     reference = recomputed[number] = _recompute(workspace, case, prompt)
-    _try_wordings(workspace, case, prompt, reference, tally)
+    for wording in shipped_wordings().forms:
+        decision = _decide(workspace, replace(prompt, method=ERRATUM, wording=wording), case)
+        tally.add("wording", wording, "direct", decision, reference.after, case.right[1])
     _try_unedited(workspace, case, replace(prompt, fields={}), reference.before, tally)
     return tally.rows
 
@@ -230,12 +220,6 @@ def _recompute(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
     return _Recomputed(before, _decide(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
 
 
-def _try_wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: Tally) -> None:
-    for wording in shipped_wordings().forms:
-        decision = _decide(workspace, replace(prompt, method=ERRATUM, wording=wording), case)
-        tally.add("wording", wording, "direct", decision, reference.after, case.right[1])
-
-
 def _try_methods(
     workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: Tally
 ) -> bool:
@@ -248,7 +232,7 @@ def _try_methods(
             continue
         tally.add("method", str(method), way, decision, after, case.right[1])
     tally.add("method", str(RECOMPUTE), way, after, after, case.right[1])
-    return reference.decisive
+    return reference.before.choice != after.choice
 
 
 def _try_unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: Decision, tally: Tally) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
@@ -38,11 +38,11 @@ from notes_cli.measure.verify import (
 from notes_cli.measure.verify import Case as Measurement
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.freshness import as_skill
 from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill, joined
 
 SEAM = 16  # tokens of the longer seam
@@ -182,14 +182,7 @@ def whole_of(segments: Sequence[Segment]) -> Skill:
         raise UnsupportedError("tools are not compiled together with a text")
     if any(segment.media for segment in segments):
         raise UnsupportedError("images are not compiled together with a text of another file")
-    skills = [
-        Skill(
-            *(segment.name, segment.description, segment.text),
-            tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields),
-            segment.source,
-        )
-        for segment in segments
-    ]
+    skills = [replace(as_skill(segment, (), segment.name), source=segment.source) for segment in segments]
     return joined(skills, "-".join(segment.name for segment in segments))
 
 
@@ -223,13 +216,7 @@ def compose(
     )
     if all(question.same for question in questions):
         return Composed(tuple(segment.name for segment in segments), questions)
-    compiled: list[Segment] = []
-
-    def whole() -> Segment:
-        if not compiled:
-            compiled.append(compile_skill(workspace, whole_of(segments), progress))
-        return compiled[0]
-
+    whole = cache(lambda: compile_skill(workspace, whole_of(segments), progress))
     tried = []
     for way in REPAIRS:
         try:

@@ -515,30 +515,21 @@ def verify_edits(
     wanted = dict.fromkeys(method for several in chosen for method in several)
     prompts = [replace(prompt, question=question) for question in questions]
     references = [recomputed(workspace, replace(asked, method=RECOMPUTE), choices, progress) for asked in prompts]
-    tried = [_try_method(workspace, prompts, references, method, choices, seam, progress) for method in wanted]
-    return Edits(tuple(tried), str(auto), why, ALL in methods)
 
+    def tried(method: Method) -> Tried:
+        cases = []
+        for asked, (expected, reference) in zip(prompts, references, strict=True):
+            try:
+                sequence = assemble(workspace, replace(asked, method=method), seam=seam, room=ANSWER)
+            except NotesError as error:  # not possible on this model, or for a skill compiled like this
+                return Tried(str(method), refused=error)
+            with sequence:
+                sequence.flush(progress)
+                logits = sequence.logits()
+                decoded = sequence.decoded
+                decision = answered(sequence, choices).text
+            distances = cosine(logits, expected), divergence(logits, expected), same_top(logits, expected)
+            cases.append(EditCase(asked.question, *distances, decision, reference.text, decoded))
+        return Tried(str(method), tuple(cases))
 
-def _try_method(
-    workspace: Workspace,
-    prompts: Sequence[Prompt],
-    references: Sequence[tuple[NDArray[np.float32], Answered]],
-    method: Method,
-    choices: Sequence[str] | None,
-    seam: int,
-    progress: Progress | None,
-) -> Tried:
-    cases = []
-    for prompt, (wanted, reference) in zip(prompts, references, strict=True):
-        try:
-            sequence = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
-        except NotesError as error:  # not possible on this model, or for a skill compiled like this
-            return Tried(str(method), refused=error)
-        with sequence:
-            sequence.flush(progress)
-            logits = sequence.logits()
-            decoded = sequence.decoded
-            decision = answered(sequence, choices).text
-        distances = cosine(logits, wanted), divergence(logits, wanted), same_top(logits, wanted)
-        cases.append(EditCase(prompt.question, *distances, decision, reference.text, decoded))
-    return Tried(str(method), tuple(cases))
+    return Edits(tuple(map(tried, wanted)), str(auto), why, ALL in methods)

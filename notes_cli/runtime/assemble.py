@@ -21,8 +21,11 @@ from notes_cli.runtime.resolve import DEFAULT_SEAM, RUN_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from notes_cli.engine.context import Context
     from notes_cli.engine.vision import ImageEmbeddings
+    from notes_cli.runtime.resolve import AssembleOptions
     from notes_cli.runtime.token_runs import PlacedRun
 
 APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
@@ -33,15 +36,11 @@ def assemble(
     workspace: Workspace,
     prompt: Prompt,
     *,
-    seam: int = DEFAULT_SEAM,
-    splice: bool = True,
     rotate: bool = True,
     dry: bool = False,
     room: int = 0,
-    strict: bool = False,
-    exact: bool = False,
     parts: Parts | None = None,
-    counted: bool = False,
+    **options: Unpack[AssembleOptions],
 ) -> KVSequence:
     """Assemble the prompt in a new sequence of the workspace, with capacity for `room` more tokens. `splice=False`
     decodes the same tokens instead: the full recompute that everything is compared with. `rotate=False` places K/V
@@ -51,17 +50,7 @@ def assemble(
     use of skills and the time saved."""
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + temporary_cells(prompt, parts), room)
-    task = assemble_task(
-        *(workspace, prompt, parts),
-        seam=seam,
-        splice=splice,
-        rotate=rotate,
-        dry=dry,
-        strict=strict,
-        exact=exact,
-        counted=counted,
-    )
-    return run(task)
+    return run(assemble_task(workspace, prompt, parts, rotate=rotate, dry=dry, **options))
 
 
 def assemble_task(

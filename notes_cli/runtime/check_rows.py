@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.methods import prefill
 from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.rotation import FLOATS
@@ -40,6 +39,7 @@ from notes_cli.engine.segment import (
 )
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
+from notes_cli.runtime.compile import compile_blocks
 from notes_cli.runtime.workspace import Workspace
 
 TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
@@ -301,9 +301,7 @@ def _prefill_segment(
     """Prefill the segment's tokens in an empty sequence, as a compile does."""
     context, dtype = sequence.context, segment.row_type
     if segment.blocks:
-        _splice_blocks(sequence, segment, progress)
-        rows = context.read(sequence.seq_id, segment.base, len(segment), base=segment.base, dtype=dtype)
-        return _Computed(rows)
+        return _Computed(compile_blocks(sequence, segment, [None] * len(segment.blocks), progress))
     sequence.append(segment.context)
     sequence.flush()
     transitions: Sequence[Transition] = ()
@@ -330,28 +328,12 @@ def _prefill_segment(
     return _Computed(rows, transitions)
 
 
-def _splice_blocks(sequence: KVSequence, segment: Segment, progress: Progress | None) -> None:
-    """Prefill each block after the left context alone and splice them together, as a compile does."""
-    parts = [segment.tokens[first:last] for first, last in segment.spans]
-    rows = list(prefill(sequence, segment.context, parts, segment.row_type, progress))
-    plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
-    sequence.truncate(0)
-    sequence.append(segment.context)
-    for tokens, layers in zip(parts, rows, strict=True):
-        sequence.splice(replace(plain, tokens=tokens, layers=layers))
-
-
 def _decode_at(
-    context: Context,
-    seq_id: int,
-    left: Tokens,
-    tokens: Tokens,
-    start: int,
-    dtype: str,
-    progress: Progress | None = None,
+    sequence: KVSequence, segment: Segment, tokens: Tokens, start: int, progress: Progress | None
 ) -> tuple[LayerRows, ...]:
-    """Decode the left context from position `start` on and then the tokens, in an empty sequence; return the tokens'
-    rows."""
+    """Decode the segment's left context from position `start` on and then the tokens, in an empty sequence; return the
+    tokens' rows."""
+    context, seq_id, left = sequence.context, sequence.seq_id, segment.context
     both, step = np.concatenate([left, tokens]), min(context.n_ubatch, context.n_batch)
     try:
         for first in range(0, len(both), step):
@@ -360,7 +342,7 @@ def _decode_at(
             if progress:
                 progress(min(first + step, len(both)), len(both))
         at = start + len(left)
-        return context.read(seq_id, at, len(tokens), base=at, dtype=dtype)
+        return context.read(seq_id, at, len(tokens), base=at, dtype=segment.row_type)
     finally:
         context.truncate(seq_id, 0)
 
@@ -407,8 +389,7 @@ def _check_splice(
     with workspace.scratch(segment.base + len(segment)) as sequence:
         for first, last in segment.spans:
             start, tokens = position - segment.base + first, segment.tokens[first:last]
-            args = sequence.context, sequence.seq_id, segment.context, tokens
-            decoded.append(_decode_at(*args, start, segment.row_type, progress))
+            decoded.append(_decode_at(sequence, segment, tokens, start, progress))
     expected = concatenate_rows(decoded)
     spliced, back = _splice_and_read(workspace, segment.tokens, segment.layers, segment.base, position)
     rounded, _ = _splice_and_read(workspace, segment.tokens, expected, position, position)

@@ -88,7 +88,7 @@ def compile_skill(
         clock = _PrefillTimer(sequence, known, _reused_tokens(sequence.context, segment, known))
         if segment.blocks:
             known_blocks, moves = reusable_blocks(sequence.context, segment, known)
-            segment = replace(segment, layers=_compile_blocks(sequence, segment, known_blocks, progress), moves=moves)
+            segment = replace(segment, layers=compile_blocks(sequence, segment, known_blocks, progress), moves=moves)
         else:
             segment = _compile_whole(sequence, segment, known, progress, keep, workspace.encode_images, clock)
         # Capturing a state takes extra time.
@@ -98,7 +98,12 @@ def compile_skill(
         if stored is not segment:
             _check_rounding(sequence, stored)
         if measure is not None:
-            segment = replace(segment, influence=_influence(sequence, segment, measure))
+            effects: dict[str, NDArray[np.float32]] = {}
+            names = dict.fromkeys(span.name for span in segment.fields)
+            for name in names:
+                effects[name] = influence(sequence, segment, name)
+                measure(len(effects), len(names))
+            segment = replace(segment, influence=effects)
     return replace(segment, layers=stored.layers)
 
 
@@ -257,7 +262,7 @@ def shared_prefix_length(context: Context, segment: Segment, known: Segment | No
     return int(differ[0]) if len(differ) else same
 
 
-def _compile_blocks(
+def compile_blocks(
     sequence: KVSequence, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
 ) -> tuple[LayerRows, ...]:
     """Prefill the blocks that are not known, splice all of them together, and read the whole."""
@@ -310,20 +315,15 @@ def _same_kv(context: Context, known: Segment, segment: Segment) -> bool:
     return same and not known.identity.differences(segment.identity)
 
 
-def _influence(sequence: KVSequence, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
-    result: dict[str, NDArray[np.float32]] = {}
-    names = dict.fromkeys(span.name for span in segment.fields)
-    for name in names:
-        result[name] = influence(sequence, segment, name)
-        measure(len(result), len(names))
-    return result
-
-
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: str = "f16") -> Segment:
     """Return the segment that compiling would give, without K/V. Raises UnsupportedError where this model's K/V cannot
     be kept as `kv`."""
     skill, left = resolve_images(workspace, skill), workspace.left_context
-    embeddings = _plan_images(workspace, skill)
+    embeddings = None
+    if skill.pictures:
+        from notes_cli.engine.vision import join_parts
+
+        embeddings = join_parts([part for *_, part in workspace.image_encoding.split(skill)])  # only measured
     tokens = embeddings.tokens if embeddings else workspace.tokens_of(skill)
     if workspace.grows:  # with a fixed size the prompt's own error is more helpful
         workspace.make_room(len(left) + len(tokens))
@@ -358,15 +358,6 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
         why = workspace.context.supports("splice")
         raise UnsupportedError(f"{subject}, whose rows cannot be put back on this model: {why}")
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
-
-
-def _plan_images(workspace: Workspace, skill: Skill) -> ImageEmbeddings | None:
-    """Return the tokens and positions of a skill with images, without encoding them; None without images."""
-    if not skill.pictures:
-        return None
-    from notes_cli.engine.vision import join_parts
-
-    return join_parts([part for *_, part in workspace.image_encoding.split(skill)])
 
 
 def _fields_between_images(workspace: Workspace, skill: Skill) -> tuple[FieldSpan, ...]:
@@ -410,12 +401,9 @@ def block_warnings(workspace: Workspace, skill: Skill, blocks: Blocks) -> list[s
         within.setdefault(field.name, set()).update(at)
     warnings = references(texts, within)
     if blocks != "headings" and len(texts) < blocks:
-        warnings.insert(0, f"{_blocks(len(texts))}, not {blocks}: there is no other line to cut the text at")
+        have = f"{len(texts)} block{'s' * (len(texts) != 1)}"
+        warnings.insert(0, f"{have}, not {blocks}: there is no other line to cut the text at")
     return warnings
-
-
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def prefix_only(workspace: Workspace) -> bool:

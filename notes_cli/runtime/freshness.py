@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from pathlib import Path
 
-from notes_cli.engine.segment import Identity
+from notes_cli.engine.segment import Identity, ImageFile, Segment
 from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_stored
-from notes_cli.library.facts import known_sha256
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.text.fields import Field
@@ -66,7 +64,8 @@ def stale_reasons(
     if weights is not None and weights not in all_weights:
         compiled_for = f"{info.identity.model} {info.identity.quantization}"
         result.append(Reason(Stale.MODEL, f"it was compiled for {compiled_for}, not for the model in use"))
-    if profiles is not None and _measurable(info) and not info.influence and wants_influence(profiles, info.identity):
+    unmeasured = info.fields and not info.media and not info.influence  # of images it cannot be measured
+    if profiles is not None and unmeasured and wants_influence(profiles, info.identity):
         text = "the profile of its model edits fields by their influence, which has not been measured"
         result.append(Reason(Stale.PROFILE, text))
     uncaptured = info.states and not info.carried and len(info.tokens) >= CARRIED
@@ -74,11 +73,6 @@ def stale_reasons(
         text = "the profile of its model carries recurrent states through skills, which has not been captured"
         result.append(Reason(Stale.PROFILE, text))
     return result
-
-
-def _measurable(info: SegmentInfo) -> bool:
-    """True if it has fields whose influence can be measured."""
-    return bool(info.fields) and not info.media
 
 
 def text_changed(info: SegmentInfo) -> Reason | None:
@@ -131,11 +125,6 @@ def _written_after(status: os.stat_result, created: str) -> bool:
     return max(status.st_mtime, status.st_ctime) >= compiled_at + 1
 
 
-def known_weights(model: Path, memory: Path) -> str | None:
-    """Return the cached digest of a model's file if the file is unchanged; reads no content."""
-    return known_sha256(model, memory)
-
-
 def wants_influence(profiles: Profiles, identity: Identity) -> bool:
     """True if the model's profile edits fields by their influence."""
     model_profiles = _profiles(profiles, identity)
@@ -163,14 +152,15 @@ def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
     if info.tools:
         text = f"{info.name} holds tools in the form of one model's chat template"
         raise SkillError(text, "Compile their file again")
-    files = open_stored(info.path).pictures if info.media else ()
-    pictures = tuple(
-        Shown(shown.start, shown.end, read_picture(shown.data, source_text(info.source))) for shown in files
-    )
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
-    return Skill(
-        name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, pictures=pictures
-    )
+    skill = as_skill(info, open_stored(info.path).pictures if info.media else (), source_text(info.source))
+    return replace(skill, name=name or info.name, source=info.source, stamp=info.stamp)
+
+
+def as_skill(segment: Segment | SegmentInfo, images: Sequence[ImageFile], label: str) -> Skill:
+    """Return text, fields and images of a segment as a skill without a source. `label` names the images in errors."""
+    pictures = tuple(Shown(image.start, image.end, read_picture(image.data, label)) for image in images)
+    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
+    return Skill(segment.name, segment.description, segment.text, fields, "", pictures=pictures)
 
 
 def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:
@@ -186,11 +176,8 @@ def from_library(library: Library, name: str, new_name: str | None = None) -> tu
     if files and all(map(os.path.isfile, files)):
         skill = load_tools(info.source, new_name or name) if info.tools else load_source(info.source, new_name or name)
         return skill, info, source_text(info.source)
-    return skill_from_segment(info, new_name or name), info, f"the segment: {_no_file(info.source)}"
-
-
-def _no_file(source: str) -> str:
-    return f"{source_text(source)} is gone" if source not in ("", "-") else "it came from no file"
+    why = f"{source_text(info.source)} is gone" if files else "it came from no file"
+    return skill_from_segment(info, new_name or name), info, f"the segment: {why}"
 
 
 def _unusable(problem: NotesError | None) -> Reason:

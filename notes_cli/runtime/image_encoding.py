@@ -13,8 +13,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import Help, ModelError, Remedy, SegmentError
-from notes_cli.images import read_picture
-from notes_cli.text.pictures import Shown
+from notes_cli.runtime.freshness import as_skill
 from notes_cli.text.skill import Skill
 
 
@@ -78,8 +77,7 @@ class ImageEncoding:
         remedy `compile_again`, if the segment has no image files, or was compiled with another encoder."""
         if not segment.pictures:
             raise SegmentError(f"{segment.name} holds no image to look at again", compile_again(segment.name))
-        pictures = [Shown(image.start, image.end, read_picture(image.data, segment.name)) for image in segment.pictures]
-        skill = Skill(segment.name, "", segment.text, (), "", pictures=tuple(pictures))
+        skill = as_skill(segment, segment.pictures, segment.name)
         same = segment.projector == self.projector
         planned = join_parts([part for *_, part in self.split(skill)]) if same else None
         if planned is None or not np.array_equal(planned.tokens, segment.tokens) or planned.media != segment.media:

@@ -98,10 +98,6 @@ class KVBudget:
             self._reserved -= cells
             self._sequences -= sequences
 
-    def can_allocate(self, cells: int) -> bool:
-        """Return True if the context can have as many cells when no other request runs."""
-        return self._grows or cells <= self.cells
-
     def _grow(self, cells: int, sequences: int, spare: int = 0) -> bool:
         if not self._grows or self._failed:
             return False
@@ -139,7 +135,7 @@ class KVBudget:
         """Return True if these can be resumed once preempted. Answers to one prompt share its cells, but each decodes
         the prompt again for itself."""
         lengths = (len(reservation.sequence) + reservation.reasoning_end + 1 for reservation in reservations)
-        return self.can_allocate(sum(lengths))
+        return self._grows or sum(lengths) <= self.cells
 
     def resume(self, reservations: Sequence[Reservation], more: int = GRANT) -> bool:
         """Resume preempted sequences with capacity for `more` tokens each; False if there are too few cells."""

@@ -64,7 +64,16 @@ def open_segments(
 def _open(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
     target = workspace.library.resolve(reference)
     if target.kind == "text":
-        return _open_text(workspace, reference, say, watch, image=image, dry=dry)
+        from notes_cli.text.skill import load_skill
+
+        if reference == "-":
+            raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
+        skill = load_skill(reference)
+        if image and not skill.picture:
+            raise not_an_image(skill.name)
+        for warning in skill.warnings:
+            say(Notice(warning, warning=True))
+        return open_skill(workspace, skill, reference, say, watch, dry=dry)
     if target.path is not None:
         return workspace.open(target.path)
     path = workspace.library.find(target.name, workspace.identity, workspace.compile_again(target.name))
@@ -88,19 +97,6 @@ def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
 def not_an_image(name: str) -> SkillError:
     """Make the error for a text given as an image."""
     return SkillError(f"{name} is a text, and no image", "Splice it instead")
-
-
-def _open_text(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
-    from notes_cli.text.skill import load_skill
-
-    if reference == "-":
-        raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
-    skill = load_skill(reference)
-    if image and not skill.picture:
-        raise not_an_image(skill.name)
-    for warning in skill.warnings:
-        say(Notice(warning, warning=True))
-    return open_skill(workspace, skill, reference, say, watch, dry=dry)
 
 
 def open_skill(

@@ -34,7 +34,6 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
-from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path, remove_checkpoint
 from notes_cli.library.store import changes, has_source, source_text
@@ -51,11 +50,10 @@ from notes_cli.runtime.compile import (
     reusable_blocks,
     shared_prefix_length,
 )
+from notes_cli.runtime.freshness import as_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, check_blocks
-from notes_cli.text.fields import Field
 from notes_cli.text.names import files_of
-from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Skill
 
 NEW = "it has not been compiled yet"
@@ -335,9 +333,7 @@ def import_segment(
     segment = open_segment(source)
     if segment.tools:
         raise SegmentError(f"{source} holds tools as one model's template tells of them", "Compile their file")
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    pictures = tuple(Shown(image.start, image.end, read_picture(image.data, str(source))) for image in segment.pictures)
-    skill = Skill(name or segment.name, segment.description, segment.text, fields, "", pictures=pictures)
+    skill = replace(as_skill(segment, segment.pictures, str(source)), name=name or segment.name)
     if not segment.media or workspace.has_vision:
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     why = differences(workspace, segment)

@@ -164,7 +164,7 @@ class Counts:
     decoded: int
     rewritten: int
     erratum: int
-    shared: int = 0  # in cells shared with other requests (runtime/batch.py), computed or spliced once for all
+    shared: int = 0  # in cells shared with other requests (`ask_many`), computed or spliced once for all
 
     @classmethod
     def of(cls, sequence: KVSequence) -> Counts:

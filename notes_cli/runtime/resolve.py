@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
 
 
-class AssembleOptions(TypedDict):
-    """Options of `assemble`."""
+class AssembleOptions(TypedDict, total=False):
+    """Options of `assemble`, which describes them."""
 
     seam: int
     splice: bool
@@ -395,8 +395,8 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
         return UNMEASURED
     way = "reasoned" if think else "direct"
     method = Method.parse(profile.methods[way])
-    chosen = method, profile.wording, profile.seam, profile.place, _why(profile, way)
-    return Defaults(*chosen, composition=profile.composition)
+    why = f"{profile.methods[way]}: {profile.verdicts[way]} (calibrate, {profile.created[:10]})"
+    return Defaults(method, profile.wording, profile.seam, profile.place, why, composition=profile.composition)
 
 
 def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
@@ -464,7 +464,3 @@ def check_names(profile: Profile, path: Path) -> None:
     forms = list(shipped_wordings().forms)
     if profile.wording not in forms:
         raise damaged(path, "wording", profile.wording, " or ".join(forms))
-
-
-def _why(profile: Profile, way: str) -> str:
-    return f"{profile.methods[way]}: {profile.verdicts[way]} (calibrate, {profile.created[:10]})"

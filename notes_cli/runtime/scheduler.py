@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,7 +78,7 @@ class Job(Generic[T]):
         return self.outcome
 
 
-class Scheduler:
+class Scheduler(AbstractContextManager["Scheduler"]):
     """Admits, decodes and finishes requests. Close it, or use it as a context manager."""
 
     def __init__(
@@ -112,9 +113,6 @@ class Scheduler:
             self._drop(job)
         if self.parallel:
             self.prefixes.close()
-
-    def __enter__(self) -> Scheduler:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import cached_property
@@ -57,7 +57,7 @@ _COMPILED = (
 )
 
 
-class Workspace:
+class Workspace(AbstractContextManager["Workspace"]):
     """A loaded model with its context, template and library. Close it, or use it as a context manager."""
 
     def __init__(
@@ -103,7 +103,6 @@ class Workspace:
         self.paths = paths = paths or default_paths()
         self.library: Store = library or own_library(paths)
         self._projector, self._image_tokens = projector, image_tokens
-        self._image_encoding: ImageEncoding | None = None
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
         self._carry, self._hashing, self._log = carry, hashing, log
@@ -140,17 +139,13 @@ class Workspace:
             self._options = replace(options, n_ctx=min(options.n_ctx, self.longest))
 
     def close(self) -> None:
-        if self._image_encoding is not None:
-            self._image_encoding.close()
-            self._image_encoding = None
+        if encoding := self.__dict__.pop("image_encoding", None):
+            encoding.close()
         self._forget_left()
         if self._context is not None:
             self._context.close()
             self._context = None
         self.model.close()
-
-    def __enter__(self) -> Workspace:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -420,16 +415,12 @@ class Workspace:
         """True if a projector was given."""
         return self._projector is not None
 
-    @property
+    @cached_property
     def image_encoding(self) -> ImageEncoding:
         """The vision encoder for skills."""
-        if self._image_encoding is None:
-            from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have no images
+        from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have no images
 
-            self._image_encoding = ImageEncoding(
-                self.model, lambda: self.context.threads, self.digest, self._projector, self._image_tokens
-            )
-        return self._image_encoding
+        return ImageEncoding(self.model, lambda: self.context.threads, self.digest, self._projector, self._image_tokens)
 
     def encode_images(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
         """Encode the images of a segment again. `dry`: only compute tokens and positions."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
 from notes_cli.library.check import Finding, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
@@ -43,7 +42,8 @@ def name_of(path: Path) -> str:
 def save(stored: SessionFolder, out: BinaryIO) -> int:
     """Write the session to `out` and return the number of files in the archive. Equal sessions give equal bytes.
     Raises SessionError if the session is damaged, OSError on a failed write."""
-    data = _portable_ledger(stored)
+    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
+    data = serialize([{**first, "model": Path(first["model"]).name}, *lines])  # the path of its model is private
     ledger = read_ledger(data)
     paths = _existing_rows(stored, ledger)
     try:
@@ -106,12 +106,6 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return sessions.find(name)
-
-
-def _portable_ledger(stored: SessionFolder) -> bytes:
-    """Return the ledger with the file name of its model in place of the path, which is private."""
-    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
-    return serialize([{**first, "model": Path(first["model"]).name}, *lines])
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -206,14 +200,11 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
         raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
     if segment.prefix_only != ledger.header.prefix_only or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.prefix_only and not _has_tokens_of(segment, path.name, ledger):
-        raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
-
-
-def _has_tokens_of(segment: Segment, name: str, ledger: Ledger) -> bool:
-    state, tokens = ledger.state, segment.tokens.tolist()
-    expected = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == name]
-    return all(row < len(tokens) and tokens[row] == token for token, row in expected)
+    if not ledger.header.prefix_only:
+        state, tokens = ledger.state, segment.tokens.tolist()
+        rows = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == path.name]
+        if not all(row < len(tokens) and tokens[row] == token for token, row in rows):
+            raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")

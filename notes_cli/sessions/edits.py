@@ -391,18 +391,14 @@ class Editor:
         cells = len(self._state.tokens) + grown + free_cells(segment, changes, method)
         self._workspace.make_room(cells, held=self._kv.loaded)
         if selects and selects.needs_pass(segment):
-            segment = self._with_rows(segment)
+            kept, base = self._kv.sequence, segment.base
+            rows, _ = kept.read(base, base + len(segment), kept.context.lossless_type)
+            segment = replace(segment, layers=rows)
         prepared = prepare(self._workspace.scratch, segment, changes, method, session=True)
         with self._kv.changing() as sequence:
             places = amend(sequence, segment, changes, method, prepared)
             sequence.flush()
         return places, prepared
-
-    def _with_rows(self, segment: Segment) -> Segment:
-        """Return the segment with its K/V read from the sequence."""
-        seq, first = self._kv.sequence, segment.base
-        rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
-        return replace(segment, layers=rows)
 
     def correction(
         self, values: Iterable[tuple[Reference, str]], stated: Iterable[str], *, memory: bool = False
@@ -415,19 +411,13 @@ class Editor:
         new = {key: (reference, self._state.values[key]) for key in due for reference in known.find(key)[:1]}
         new |= {known.key(reference.skill, reference.field): (reference, value) for reference, value in values}
         changed = self._changes(new.values())
-        copies = self._memory_pieces() if memory else []
-        errata = self._state.superseded_by(stated) if self._can_cut() else []
+        entries, kept = self._state.entries, self._state.memory if memory else None
+        copies = [entry for entry in entries if kept and (entry.kind, entry.name) == ("splice", kept.name)]
+        errata = self._state.superseded(stated) if self._can_cut() else []
         cuts = self._cuts([*errata, *copies])
         patches = sorted([*cuts, *(patch for one in changed for patch in one.patches)], key=lambda patch: patch.first)
         position = copies[0].position if copies else None
         return Correction(tuple(patches), tuple(amended(one.skill, one.change) for one in changed), position)
-
-    def _memory_pieces(self) -> list[Entry]:
-        """Return the pieces of the memory in the sequence."""
-        memory = self._state.memory
-        return [
-            entry for entry in self._state.entries if memory and (entry.kind, entry.name) == ("splice", memory.name)
-        ]
 
     def _waits(self, key: str) -> bool:
         """Return True if the last edit of the field changes its K/V, and was queued."""
@@ -471,7 +461,7 @@ class Editor:
     def compact(self) -> Compacted:
         """Remove superseded errata and decode everything after the first of them again, and after earlier cuts, so that
         the K/V from there on equals that of a prefill of the remaining tokens."""
-        superseded, traces = self._state.superseded, self._state.traces
+        superseded, traces = self._state.superseded(), self._state.traces
         if not superseded and not traces:
             return Compacted()
         patches = self._cuts(superseded)

@@ -146,7 +146,7 @@ class SessionFolder:
         """Undo the last line in effect and return it. Raises SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
-        if self.state.based and len(self.state.live) == 1:
+        if [line["op"] for line in self.state.live] == ["forget"]:  # the lines before it were dropped
             raise SessionError(
                 f"there is nothing to undo in session {self.name}: what was forgotten by suffix is gone, and so is all "
                 "that preceded it"
@@ -255,7 +255,8 @@ class Sessions:
     @contextmanager
     def _lock(self, name: str, reading: bool = False) -> Iterator[None]:
         if not names.is_name(name):
-            raise SessionError(f"{name!r} is not a valid session name: use {names.RULE}{_such_as(name)}")
+            such_as = f", such as {names.name_of(name)}" if names.name_of(name) else ""
+            raise SessionError(f"{name!r} is not a valid session name: use {names.RULE}{such_as}")
         known = self.names()
         objection = None if name in known else names.objection(name, known)
         if objection:
@@ -357,11 +358,6 @@ def _remove_if_unused(folder: Path) -> Iterator[None]:
 def _session_files(folder: Path) -> list[Path]:
     """Return files with names that sessions write: ledger, head, K/V, and temporary files of these."""
     return [path for path in folder.iterdir() if OWN.fullmatch(path.name) and not path.is_dir()]
-
-
-def _such_as(word: str) -> str:
-    name = names.name_of(word)
-    return f", such as {name}" if name else ""
 
 
 def _link(old: Path, new: Path) -> None:

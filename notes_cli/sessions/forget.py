@@ -7,7 +7,7 @@ the remaining messages; a part for which they would differ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -283,9 +283,10 @@ class Forgetter:
 
     def _slice_reasoning(self, turn: int) -> Iterator[_Slice]:
         """Yield slices that remove a turn's reasoning and leave the prompt and answer of a turn without reasoning."""
+        model = self._workspace.model
         if self._workspace.reasoning.end:  # the markers around the answer would be left without the opening one
             raise SessionError(
-                f"{self._workspace.model.name} marks its answers after a chain of thought, so they go with it",
+                f"{model.name} marks its answers after a chain of thought, so they go with it",
                 f"Name the turn: {turn}",
             )
         asked = self._last_prompt_piece(turn)
@@ -299,17 +300,17 @@ class Forgetter:
         reasoning, rest = answers[: last + 1], answers[last + 1 :]
         if rest:
             end = reasoning[-1].end
-            while end < rest[0].end - 1 and self._text(self._state.tokens[end : end + 1]).isspace():
+            while end < rest[0].end - 1 and model.text(self._state.tokens[end : end + 1], special=True).isspace():
                 end += 1  # an empty line after the reasoning
             yield _Slice(reasoning[0].position, end, (), reasoning[0])
             return
-        text = self._text(token for entry in reasoning for token in self._ids(entry))
+        text = model.text((token for entry in reasoning for token in self._ids(entry)), special=True)
         split = self._workspace.reasoning.found(text)
         if split is None or not split[1].strip():
             raise SessionError(
                 f"turn {turn} of session {self._name} has nothing but a chain of thought", f"Name the turn: {turn}"
             )
-        answer = [int(token) for token in self._workspace.model.tokenize(split[1].strip())]
+        answer = [int(token) for token in model.tokenize(split[1].strip())]
         yield _Slice(reasoning[0].position, reasoning[-1].end, answer, reasoning[-1])
 
     def _slice_results(self, turn: int) -> Iterator[_Slice]:
@@ -344,7 +345,12 @@ class Forgetter:
             previous = next((earlier for earlier in reversed(entries) if earlier.kind not in MARKS), None)
             loses_start = entry.kind == "question" and any(cut.first <= entry.position < cut.last for cut in slices)
             if ids != self._ids(entry):
-                entry = self._with_tokens(entry, ids, removed=entry.turn in parts.turns)
+                kind = (
+                    "text" if entry.turn in parts.turns else entry.kind
+                )  # only what the template has before a question
+                origin = Origin() if entry.thought else entry.origin
+                text = self._workspace.model.text(ids, special=True)
+                entry = replace(entry, text=text, origin=origin, kind=kind)
             remaining = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
             place += len(ids)
             if loses_start and previous and previous.kind == "text" and remaining.kind == "question":
@@ -354,12 +360,6 @@ class Forgetter:
                 remaining = replace(remaining, text=previous.text + remaining.text)
             entries.append(remaining)
         return entries
-
-    def _text(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens, including special ones."""
-        return b"".join(self._workspace.model.token_bytes(token, special=True) for token in ids).decode(
-            errors="replace"
-        )
 
     def _remaining(self, entry: Entry, slices: Sequence[_Slice]) -> list[int]:
         """Return the tokens of an entry after the slices."""
@@ -372,12 +372,6 @@ class Forgetter:
             if cut.entry is entry:
                 tokens += cut.tokens
         return [*tokens, *self._state.tokens[done : entry.end]]
-
-    def _with_tokens(self, entry: Entry, ids: Sequence[int], *, removed: bool) -> Entry:
-        """Return the entry with other tokens. Of a removed question, only the template text before it remains."""
-        text = self._text(ids)
-        origin = Origin() if entry.thought else entry.origin
-        return replace(entry, text=text, origin=origin, kind="text" if removed else entry.kind)
 
     def _rest(self, parts: Parts, entries: list[Entry], patches: Sequence[Patch]) -> tuple[State, tuple[str, ...]]:
         """Return the remaining state, and the removed skills. Raises SessionError if a remaining turn corrects one of

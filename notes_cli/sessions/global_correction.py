@@ -6,13 +6,13 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from notes_cli.errors import NotesError
-from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, new_erratum, now
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import unapplied
-from notes_cli.text.erratum import Known
+from notes_cli.text.erratum import known_fields
 from notes_cli.text.fields import clean_value
 from notes_cli.text.skill import Skill
 
@@ -43,36 +43,9 @@ def correcting(
     """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
     `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
     SkillError, before any change, for a field that no skill has."""
-    new = errata.add(errata_of(_compiled_skills(workspace), values))
-    edited, skipped = yield from _edit_sessions(workspace, errata)
-    return Corrected(tuple(new), tuple(edited), skipped)
-
-
-def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
-    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
-    has."""
-    known = Known((skill.name, [span.name for span in skill.fields]) for skill in skills.values())
-    new: list[GlobalErratum] = []
-    for name, value in values.items():
-        for target in known.resolve(name, "no compiled skill has"):
-            skill = skills[target.skill]
-            was = next(span.value for span in skill.fields if span.name == target.field)
-            marks = marks_of(skill.source, skill.text)
-            new.append(new_erratum(target.skill, target.field, was, clean_value(target.key, value), marks))
-    return new
-
-
-def _compiled_skills(workspace: Workspace) -> dict[str, SegmentInfo]:
-    identity = workspace.identity
+    identity, sessions = workspace.identity, Sessions(workspace.paths.sessions)
     infos = [entry.info for entry in workspace.library.entries() if entry.info]
-    return {info.name: info for info in infos if info.identity == identity}
-
-
-def _edit_sessions(
-    workspace: Workspace, errata: GlobalErrata
-) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
-    """Edit all sessions that lack a global erratum. Returns the names of those edited, and the errors of others."""
-    sessions = Sessions(workspace.paths.sessions)
+    new = errata.add(errata_of({info.name: info for info in infos if info.identity == identity}, values))
     edited: list[str] = []
     skipped: dict[str, NotesError] = {}
     for name in sessions.names():
@@ -85,7 +58,22 @@ def _edit_sessions(
                     edited.append(name)
         except NotesError as error:
             skipped[name] = error
-    return edited, skipped
+    return Corrected(tuple(new), tuple(edited), skipped)
+
+
+def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
+    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
+    has."""
+    known = known_fields(*skills.values())
+    new: list[GlobalErratum] = []
+    for name, value in values.items():
+        for target in known.resolve(name, "no compiled skill has"):
+            skill = skills[target.skill]
+            was = next(span.value for span in skill.fields if span.name == target.field)
+            marks = marks_of(skill.source, skill.text)
+            cleaned = clean_value(target.key, value)
+            new.append(GlobalErratum(target.skill, target.field, was, cleaned, now(), marks))
+    return new
 
 
 def apply_errata(session: Session, errata: GlobalErrata) -> int:

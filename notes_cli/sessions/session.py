@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 
 from notes_cli.editing.change import Change, change
@@ -49,7 +49,7 @@ from notes_cli.text.prompt import next_turn
 from notes_cli.text.tools import calls_in, form_of
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """An open session, whose lock is held. Close it, or use it as a context manager."""
 
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
@@ -74,9 +74,6 @@ class Session:
     def close(self) -> None:
         """Free the sequence. Committed turns are on disk."""
         self._kv.drop()
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -506,13 +503,10 @@ class Session:
         ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
         inside = {row - piece.position for image in sequence.images for row in range(image.first, image.last)}
         visible = [token for index, token in enumerate(ids) if index not in inside]
-        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in visible).decode(
-            errors="replace"
-        )
         return {
             "kind": piece.kind,
             "name": piece.name,
-            "text": text,
+            "text": self.workspace.model.text(visible, special=True),
             "position": piece.position,
             "how": piece.how,
             **as_line(Origin.of(piece)),

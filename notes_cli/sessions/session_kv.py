@@ -209,7 +209,10 @@ class SessionKV:
         parts = []
         for name, row, count in runs:
             opened[name] = opened.pop(name) if name in opened else self._open(name)
-            part = self._part(opened[name], row, count)
+            try:
+                part = opened[name].slice(row, row + count)
+            except EngineError as error:
+                raise self._mismatch() from error
             parts.append(part if len(runs) <= FILES else _copy(part))
             if len(opened) > FILES:
                 del opened[next(iter(opened))]  # least recently used
@@ -225,12 +228,6 @@ class SessionKV:
             media=tuple(Media(image.first - first, image.last - first, image.positions, "", 0, 0) for image in inside),
             axes=axes_of(images, first, last),
         )
-
-    def _part(self, segment: Segment, row: int, count: int) -> Segment:
-        try:
-            return segment.slice(row, row + count)
-        except EngineError as error:
-            raise self._mismatch() from error
 
     def _check_rows(self, tokens: Tokens, first: int) -> None:
         if tokens.tolist() != self.stored.state.tokens[first : first + len(tokens)]:

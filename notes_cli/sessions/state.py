@@ -7,7 +7,7 @@ applied yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from notes_cli.engine.positions import Image, Patch, Range, apply_patches, is_as
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.text.erratum import Known
+from notes_cli.text.erratum import Known, known_fields
 
 ROWS = re.compile(r"[0-9]{4,9}\.gguf")  # names of K/V files
 
@@ -215,7 +215,7 @@ class State:
     @property
     def known(self) -> Known:
         """Fields of the skills."""
-        return Known((skill.name, [span.name for span in skill.fields]) for skill in self.skills)
+        return known_fields(*self.skills)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -233,11 +233,6 @@ class State:
         return sum(entry.kind == "edit" for entry in self.entries)
 
     @property
-    def based(self) -> bool:
-        """True if earlier lines were dropped by forgetting for good."""
-        return bool(self.live) and self.live[0]["op"] == "forget"
-
-    @property
     def checksums(self) -> dict[str, str]:
         """Checksums of the K/V files, by name."""
         return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
@@ -247,14 +242,9 @@ class State:
         """Cuts that later K/V may still depend on."""
         return [entry for entry in self.entries if entry.kind == TRACE]
 
-    @property
-    def superseded(self) -> list[Entry]:
-        """Errata in the sequence, by position, whose fields all got a later value: by an erratum, also a pending one,
-        or in the text. Errata of no field are never superseded."""
-        return self.superseded_by(())
-
-    def superseded_by(self, keys: Iterable[str]) -> list[Entry]:
-        """Return `superseded` after errata of these fields, too."""
+    def superseded(self, keys: Iterable[str] = ()) -> list[Entry]:
+        """Return the errata in the sequence, by position, whose fields all got a later value: by an erratum, also a
+        pending one or one of these fields, or in the text. Errata of no field are never superseded."""
         superseded: list[Entry] = []
         known, later = self.known, {*self.pending, *keys}
         for entry in reversed(self.entries):
@@ -455,7 +445,10 @@ class State:
         changed = [place for span in ranges_of(line["changed"], len(self.tokens)) for place in range(*span)]
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
-        self.entries = [_shift(entry, shift) for entry in self.entries]
+        self.entries = [
+            replace(entry, position=shift(entry.position), tokens=shift(entry.end) - shift(entry.position))
+            for entry in self.entries
+        ]
         try:
             removed = removed_images(self.images, [patch.span for patch in patches])
         except EngineError as error:
@@ -485,11 +478,6 @@ def _parse_image(data: Line, start: int, end: int) -> Image:
     if positions != (last - first if grid is None else max(grid)):
         raise ValueError("positions")
     return Image(first, last, positions, grid)
-
-
-def _shift(entry: Entry, shift: Callable[[int], int]) -> Entry:
-    start, end = shift(entry.position), shift(entry.position + entry.tokens)
-    return replace(entry, position=start, tokens=end - start)
 
 
 def keys_of(known: Known, name: str) -> set[str]:

@@ -249,7 +249,7 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
     lines = [
         line
         for line in found
-        if not within(code, line.start) and not any(_is_mark(match, names) for match in _marks_in(line))
+        if not within(code, line.start) and not any(_is_mark(mark, names) for mark in PLACEHOLDER.finditer(line.value))
     ]
     holes: dict[str, list[Hole]] = {}
     for line in _below_headings(body, code, lines, declared):
@@ -291,10 +291,6 @@ def _below_headings(
         title = NUMBERED.sub("", headings[above][0].strip("#*:` \t"), count=1)
         name = field_name(f"{title} {line.name}")
         yield line._replace(name=name) if title and is_name(name) and name not in values else line
-
-
-def _marks_in(line: KeyLine) -> Iterator[re.Match[str]]:
-    return PLACEHOLDER.finditer(line.value)
 
 
 def _is_mark(match: re.Match[str], names: Collection[str]) -> bool:

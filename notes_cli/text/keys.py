@@ -308,12 +308,8 @@ def is_value(text: str) -> bool:
     return (
         _length(core) <= (3 if _has_case(core) else 2)
         and all(word in SMALL or WORD.fullmatch(word) for word in words)
-        and (len(words) == 1 or _is_title(words))
+        and (len(words) == 1 or all(word in SMALL or not word[0].islower() for word in words))
     )
-
-
-def _is_title(words: Sequence[str]) -> bool:
-    return all(word in SMALL or not word[0].islower() for word in words)
 
 
 def _length(text: str) -> float:

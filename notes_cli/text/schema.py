@@ -497,7 +497,7 @@ class _Reader:
         """Check numbers of characters, items and members."""
         for keyword in _LENGTHS:
             value = schema.get(keyword, 0)
-            if not _is_whole(value) or not 0 <= value < 2**31:
+            if not _is_number(value) or value != int(value) or not 0 <= value < 2**31:
                 raise _wrong(at, f"needs a whole number for {keyword!r}, not {str(value)[:80]}")
             if keyword in schema:
                 schema[keyword] = int(value)
@@ -711,10 +711,6 @@ def _strings(value: Any) -> list[str]:
 def _is_number(value: Any) -> bool:
     """Return True for numbers, except those beyond floating point, which JSON can spell (1e999)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-
-
-def _is_whole(value: Any) -> bool:
-    return _is_number(value) and value == int(value)
 
 
 def _check_text(text: str, at: str) -> None:

@@ -39,7 +39,7 @@ class Vocabulary(Model):
         """The texts of all tokens that are structure, by the types in the file."""
         kinds = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         special = [t for t in range(self.n_vocab) if llama.llama_vocab_get_attr(self.vocab, t) & kinds]
-        return [spelt for token in special if self._is_control(token) and (spelt := self._token_text(token))]
+        return [spelt for token in special if self._is_control(token) and (spelt := self.text([token], special=True))]
 
 
 def check(model: Model, text: str) -> None:

@@ -18,8 +18,7 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.runtime.answering import ask
-from notes_cli.runtime.batch import IDLE, WAITING, ask_many
+from notes_cli.runtime.answering import IDLE, WAITING, ask, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.scheduler import Job, Scheduler

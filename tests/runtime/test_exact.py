@@ -19,9 +19,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.explanations import why
-from notes_cli.runtime.answering import ask, explain
+from notes_cli.runtime.answering import ask, ask_many, explain
 from notes_cli.runtime.assemble import assemble, assemble_task
-from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of

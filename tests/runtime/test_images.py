@@ -24,9 +24,8 @@ from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
 from notes_cli.measure.composition import whole_of
 from notes_cli.measure.verify import verify, verify_edits
-from notes_cli.runtime.answering import ask, explain
+from notes_cli.runtime.answering import ask, ask_many, explain
 from notes_cli.runtime.assemble import assemble
-from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.freshness import stale_reasons
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of

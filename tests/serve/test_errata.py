@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
-from notes_cli.library.global_errata import GlobalErrata, new_erratum
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, now
 from notes_cli.sessions import global_correction
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, reply_text, started
@@ -254,11 +254,11 @@ def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
 def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
     """A torn line from a crash is overwritten; another process's lines are read."""
     first, second = GlobalErrata(tmp_path / "library"), GlobalErrata(tmp_path / "library")
-    first.add([new_erratum("returns", "date", "a", "b")])
+    first.add([GlobalErratum("returns", "date", "a", "b", now())])
     with first.path.open("ab") as file:
         file.write(b'{"skill": "ret')
     assert [one.value for one in second.all()] == ["b"]
-    second.add([new_erratum("returns", "date", "a", "c")])
+    second.add([GlobalErratum("returns", "date", "a", "c", now())])
     assert [one.value for one in first.all()] == ["b", "c"] and oct(first.path.stat().st_mode)[-3:] == "600"
 
 

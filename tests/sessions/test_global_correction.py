@@ -10,7 +10,7 @@ import pytest
 
 import notes_cli as notes
 from notes_cli.errors import Notice
-from notes_cli.library.global_errata import GlobalErrata, holding, new_erratum
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding, now
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.global_correction import Corrected, correct, correcting
@@ -190,7 +190,7 @@ def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: 
 def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     """A reader of the file up to a time has all earlier corrections, whatever their order."""
     errata = GlobalErrata(tmp_path / "library")
-    late, early = new_erratum("returns", "date", WAS, LATE), new_erratum("returns", "date", WAS, LATER)
+    late, early = (GlobalErratum("returns", "date", WAS, value, now()) for value in (LATE, LATER))
     errata.add([early])
     errata.add([late])
     times = [one.time for one in errata.all()]

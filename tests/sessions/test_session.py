@@ -296,7 +296,7 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     with held(workspace) as session:
         toggled(session, skill, 28, 7)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded
+        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded()
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
@@ -745,7 +745,7 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
             text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
             assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1
         assert [entry.text for entry in session.state.traces] == ["an erratum of date"]
-        assert session.state.stated == {"date"} and not session.state.pending and not session.state.superseded
+        assert session.state.stated == {"date"} and not session.state.pending and not session.state.superseded()
         after, left = rows(session.sequence), session.state.tokens
     with held(make(kind)) as session:
         assert session.state.tokens == left and same(rows(session.sequence), after)  # from disk

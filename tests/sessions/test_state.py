@@ -27,7 +27,7 @@ def test_what_gives_way_across_pieces() -> None:
 
 def test_what_is_superseded() -> None:
     """By a later erratum or edit of the field; never the last one, nor errata without a field."""
-    positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded]  # noqa: E731
+    positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded()]  # noqa: E731
     assert positions() == [3]
     assert positions(edit("d", [], [], "It is d.")) == [3, 6]
     assert positions(edit("d", [(0, 1, [9])], [[0, 1]])) == [3, 6]
