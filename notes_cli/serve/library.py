@@ -1,5 +1,4 @@
-"""The library over HTTP: lists, compiles and removes skills, adds global errata, which correct all conversations and
-sessions, and lists the sessions."""
+"""The library over HTTP: lists, compiles and removes skills, lists sessions, and adds global errata to both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Prepares requests without any K/V: skills, errata, chat template, tokens and limits. Requests are chats, completions,
-questions with the prompt of `notes ask`, and turns of sessions.
+"""Prepares requests without any K/V: skills, errata, chat template, tokens and limits.
+
+Requests are chats, completions, questions with the prompt of `notes ask`, and turns of sessions.
 
 It runs in preparation threads (scheduler.py); only sent images are compiled in the decode thread.
 """
