@@ -345,9 +345,8 @@ class Forgetter:
             previous = next((earlier for earlier in reversed(entries) if earlier.kind not in MARKS), None)
             loses_start = entry.kind == "question" and any(cut.first <= entry.position < cut.last for cut in slices)
             if ids != self._ids(entry):
-                kind = (
-                    "text" if entry.turn in parts.turns else entry.kind
-                )  # only what the template has before a question
+                # Of a removed question, only the template's text before it is left.
+                kind = "text" if entry.turn in parts.turns else entry.kind
                 origin = Origin() if entry.thought else entry.origin
                 text = self._workspace.model.text(ids, special=True)
                 entry = replace(entry, text=text, origin=origin, kind=kind)
