@@ -263,8 +263,9 @@ def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
 def _facts(outcome: _Outcome) -> dict[str, object]:
     finding = outcome.finding
     return {
-        **attributes(finding, "kind", "what"),
+        "kind": finding.kind,
         "path": str(finding.path),
+        "what": finding.what,
         "remedy": advice(finding.remedy) or None,
         "mendable": finding.mend is not None,
         **attributes(outcome, "mended", "failed"),

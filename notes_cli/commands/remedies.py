@@ -1,4 +1,4 @@
-"""Put remedies into the command line's words (flags, commands); print notices and progress on stderr."""
+"""Put remedies into the command line's words (flags, commands); print notices, problems and progress."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def _settings(
     if notice and not request.recompute and not think:  # measured without reasoning
         say(notice)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, profile, think, stated)
-    if request.method and request.errata and not request.fields and not goes_on:
+    if request.method not in (None, AUTO, ERRATUM) and request.errata and not request.fields and not goes_on:
         say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
     return Settings(think, wording, request.place or profile.place, seam, method, why)
 
