@@ -35,7 +35,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(41_937, 29_000),
+    "package lines": Bound(41_938, 29_000),
     "package files": Bound(151, 130),
     "test lines": Bound(37_415, 28_000),
     "bench and training lines": Bound(15_771, 10_000),

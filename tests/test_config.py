@@ -57,7 +57,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("data", "message"), [(b"1: a", "must hold `setting: value` lines"), (b"\xff", "not UTF-8")])
 def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> None:
-    """The error names the file and advice; nothing is run. (A list, and what is no YAML: tests/messages.yaml.)"""
+    """The error names the file and the remedy, and no command runs. tests/messages.yaml has a list and invalid YAML."""
     path = tmp_path / "config.yaml"
     path.write_bytes(data)
     with pytest.raises(NotesError, match=message) as caught:

@@ -136,9 +136,8 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
 def remove_files(
     files: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = (), most: int | None = None
 ) -> Tidied:
-    """Remove files that are unchanged and not in use, until `most` bytes are left if given; skip one that cannot be
-    removed. The only copy of a text is removed only if `outdated`. One process at a time does this, so that two of
-    them do not remove twice as much."""
+    """Remove unchanged, unused files, skipping those that cannot be removed, until `most` bytes are left if given; the
+    only copy of a text only if `outdated`. One process at a time, so that two of them do not remove twice as much."""
     try:
         with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
             left = {file.path: file for file in library_files(folder)}

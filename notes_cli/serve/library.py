@@ -23,7 +23,7 @@ from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.global_correction import correcting
-from notes_cli.text.erratum import Known
+from notes_cli.text.erratum import known_fields
 from notes_cli.text.skill import Skill, parse_skill
 
 VALUE_SHARE, SKILL_SHARE = 16, 4  # a value may have 1/16 of the context's tokens, all errata of a skill 1/4
@@ -215,7 +215,7 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
 
     check_size(scheduler.state, [*values.values()], "value")
     infos = {info.name: info for info in scheduler.segment_cache.known()}
-    known = Known((info.name, [span.name for span in info.fields]) for info in infos.values())
+    known = known_fields(*infos.values())
     longest = scheduler.state.longest or DEFAULT_CONTEXT
     for key, value in values.items():
         for field in known.resolve(key, "no compiled skill has"):
@@ -246,10 +246,7 @@ def list_sessions(scheduler: DecodeThread) -> list[Json]:
             listed.append({"name": name, "problem": str(error)})
             continue
         state, identity = stored.state, stored.header.identity
-        facts = {"turns": state.turns, "tokens": len(state.tokens), "fields": state.fields}
-        facts |= {
-            "skills": [skill.name for skill in state.skills],
-            "model": f"{identity.model} {identity.quantization}",
-        }
-        listed.append({"name": name, "problem": None, **facts, "changed": stored.changed})
+        skills, model = [skill.name for skill in state.skills], f"{identity.model} {identity.quantization}"
+        facts = {"turns": state.turns, "tokens": len(state.tokens), "fields": state.fields, "skills": skills}
+        listed.append({"name": name, "problem": None, **facts, "model": model, "changed": stored.changed})
     return listed

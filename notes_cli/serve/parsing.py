@@ -282,8 +282,9 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
-        none = "with max_tokens 0 there is none: those of a prompt are not returned"
-        message = f"logprobs are those of the answer, and {none}"
+        message = (
+            "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not returned"
+        )
         raise Refused(400, message, param="logprobs", code="unsupported_value")
     reader.ignore_needless()
     reader.end(IGNORED)

@@ -36,6 +36,11 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return False for a stalled client that was cut off, which is not an error of the server."""
+    return CUT_OFF not in record.getMessage()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 is any port. Raises NotesError if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -73,8 +78,7 @@ async def _serve(service: Served, listening: socket.socket, on_ready: Callable[[
         h11_max_incomplete_event_size=64 << 10,
     )
     server = _Server(config)
-    # a stalled client that was cut off is not an error of the server
-    logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_OFF not in record.getMessage())
+    logging.getLogger("uvicorn.error").addFilter(_is_error)
     ended = asyncio.Event()
 
     def end() -> None:

@@ -38,7 +38,7 @@ def test_every_setting_that_is_explained_is_one(empty: Path, home: Path, monkeyp
 
 
 def test_nothing_is_half_written(empty: Path) -> None:
-    """After a full disk, the next call writes what is missing."""
+    """`notes init` writes the files that a full disk left out."""
     sample = empty / "skills" / "store-handbook" / "SKILL.md"
     with small_files(4096):
         assert "cannot write" in run_here("init").refusal() and not sample.exists()
