@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bench.marked import grid
 from notes_cli import config
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.images import read_picture

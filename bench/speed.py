@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from bench.random_model import ROOT, random_model
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import open_segment, open_stored, write_segment

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from bench.random_model import ROOT  # puts tests/ on the path
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError
 

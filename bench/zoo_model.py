@@ -23,8 +23,8 @@ import numpy as np
 
 from notes_cli.engine import native, recurrent
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, NotesError, UnsupportedError
 

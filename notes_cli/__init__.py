@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from notes_cli.api import Model, Session, open
     from notes_cli.config import Paths
     from notes_cli.editing.methods import Method
-    from notes_cli.engine.decision import Decision
-    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.limits import ContextOptions
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import (
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
     from notes_cli.runtime.answering import Plan
+    from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.sessions.edits import Compacted, Edited
@@ -53,8 +53,8 @@ _MODULES = {
     "api": ("Model", "Session", "open"),
     "config": ("Paths",),
     "editing.methods": ("Method",),
-    "engine.decision": ("Decision",),
-    "engine.options": ("ContextOptions",),
+    "runtime.generate": ("Decision",),
+    "engine.limits": ("ContextOptions",),
     "engine.sampler": ("SamplerOptions",),
     "engine.segment": ("Segment",),
     "errors": (

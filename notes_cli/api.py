@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notes_cli.config import Paths, from_variables
 from notes_cli.editing.methods import AUTO, Method
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.session import Session as LiveSession
     from notes_cli.sessions.state import Entry, Line
-    from notes_cli.text.blocks import Blocks
+    from notes_cli.text.fields import Blocks
     from notes_cli.text.skill import Skill
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from notes_cli.text.sizes import human_size
+from notes_cli.text.names import human_size
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 import click
 
 from notes_cli.errors import OutputError, UnreadError
-from notes_cli.text.sizes import human_size as human_size
+from notes_cli.text.names import human_size as human_size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -155,7 +155,7 @@ MakeWorkspace = Callable[..., "Workspace"]
 @pytest.fixture
 def make_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[MakeWorkspace]:
     """Open a workspace on a tiny model of the given kind and settings; closed after the test."""
-    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.limits import ContextOptions
     from notes_cli.runtime.workspace import Workspace
 
     opened: list[Workspace] = []

@@ -70,8 +70,8 @@ ONLY = {
 MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/state.py"}
 
 # Modules that must not import llama.cpp, besides all of `text`.
-PURE = ("engine.positions", "engine.pieces", "sessions.ledger", "sessions.state")
-PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
+PURE = ("engine.positions", "engine.pieces", "sessions.state")
+PURE += ("engine.header", "library.segment_files", "library.models", "runtime.naming")
 
 
 parsed = cache(ast.parse)

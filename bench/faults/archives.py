@@ -21,10 +21,10 @@ from bench.faults.ledgers import contradictions, ledger_changed, stage, vouching
 from bench.faults.mutate import bytes_changed, list_changed
 from bench.faults.parts import UnreadableError, apart, vouched
 from notes_cli.errors import SessionError
+from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.ledger import read_ledger
-from notes_cli.sessions.listing import HEAD, LEDGER
+from notes_cli.sessions.state import read_ledger
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 

@@ -11,7 +11,7 @@ from typing import Any
 from bench.faults.broken_rows import KINDS, NOISE, PLACES, Mutant, mutant
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, Failed, Kind, chance
 from notes_cli.config import Paths, shipped_model
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, SegmentError, SkillError
 from notes_cli.library.container import open_segment, write_segment

@@ -15,10 +15,9 @@ from bench.faults.mutate import bytes_changed, json_changed, leaves_changed, lis
 from bench.faults.parts import UnreadableError, apart
 from bench.faults.stage import Stage
 from notes_cli.engine.pieces import Reason
+from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import Ledger, LedgerError, chain, read_ledger
-from notes_cli.sessions.listing import HEAD, LEDGER
-from notes_cli.sessions.state import ROWS
+from notes_cli.sessions.state import ROWS, Ledger, LedgerError, chain, read_ledger
 
 DEEP = 20  # every twentieth goes through the commands
 COMMANDS = (

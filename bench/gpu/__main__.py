@@ -134,7 +134,7 @@ def _opened(given: argparse.Namespace, **options: Any) -> Iterator[Any]:
     """SmolLM2 with an empty library."""
     import notes_cli as notes
     from notes_cli.config import Paths
-    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.limits import ContextOptions
 
     with (
         TemporaryDirectory() as home,

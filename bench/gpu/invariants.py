@@ -26,8 +26,8 @@ from bench.zoo_model import TOKENS as TEXT
 from bench.zoo_model import Case, Errors, judge
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError
 

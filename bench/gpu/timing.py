@@ -20,8 +20,8 @@ from bench.random_model import ROOT, random_model
 from bench.speed import COMPILED_AT, SPLICED_AT, make_segment, random_rows, seconds
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import open_segment, open_stored, write_segment
 

@@ -28,7 +28,7 @@ from bench.paper.records import read_records
 from bench.results import Results
 from notes_cli import config
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.naming import model_file, own_name
 from notes_cli.text.erratum import Erratum, shipped_wordings, word

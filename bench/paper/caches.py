@@ -10,12 +10,12 @@ from itertools import groupby
 
 import numpy as np
 
-from notes_cli.engine.decision import decide
 from notes_cli.engine.positions import Patch, align, apply_patches
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import UnsupportedError
+from notes_cli.runtime.generate import decide
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.messages import marker
 

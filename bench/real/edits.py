@@ -33,13 +33,12 @@ from bench.real.tasks import ROOT, SKILLS, Correction, Tasks, contains, load_tas
 from bench.results import Result, Results
 from notes_cli.config import Paths
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method
-from notes_cli.engine.decision import log_softmax
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, run
-from notes_cli.runtime.answering import prepare
+from notes_cli.runtime.answering import MARGIN, TOKENS, Probabilities, choose_per_edit, prepare
 from notes_cli.runtime.assemble import assemble_task
-from notes_cli.runtime.auto import MARGIN, TOKENS, Probabilities, choose_per_edit
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import log_softmax
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from bench.random_model import finish
 from bench.reference.cases import CaseTokens
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence

@@ -25,7 +25,7 @@ from bench.random_model import MODEL, Shape, random_model
 from bench.reuse.quality import differences, paragraphs, report, with_other_word
 from notes_cli import config
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.compile import skill_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sequence import run
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse

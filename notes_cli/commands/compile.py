@@ -32,8 +32,8 @@ from notes_cli.explanations import attributes, storage_type
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.info import SegmentInfo
+    from notes_cli.runtime.freshness import FileStamp, Shape, Source, Sources
     from notes_cli.runtime.recompile import Compiled
-    from notes_cli.runtime.sources import FileStamp, Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.tools import ToolSet
 
@@ -169,8 +169,7 @@ def compile_command(
       notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
-    from notes_cli.runtime.freshness import skill_from_segment
-    from notes_cli.runtime.sources import Shape, Source, Sources, places
+    from notes_cli.runtime.freshness import Shape, Source, Sources, places, skill_from_segment
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
     if bool(sources) + bool(sweeps) + (segment is not None) != 1:
@@ -278,7 +277,7 @@ def _read(known: Sources, source: str, name: str | None) -> Source:
 
 
 def _join(known: Sources, words: list[str], name: str | None) -> Source:
-    from notes_cli.runtime.sources import Source
+    from notes_cli.runtime.freshness import Source
     from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
@@ -295,7 +294,7 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
     from dataclasses import replace
 
     from notes_cli.library.profiles import Profiles
-    from notes_cli.runtime.sources import shape
+    from notes_cli.runtime.freshness import shape
 
     if source.latest is None:
         return replace(options, blocks=options.blocks or 1, kv=options.kv or "f16")
@@ -344,7 +343,7 @@ def _compile(
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
     from notes_cli.runtime.recompile import NEW
-    from notes_cli.text.sizes import human_time
+    from notes_cli.text.names import human_time
 
     part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"
     part = part if compiled.decoded < compiled.tokens else ""
@@ -400,7 +399,7 @@ def watch_command(
       notes watch skills/ notes.md
       notes watch --all --json
     """
-    from notes_cli.runtime.sources import Files, Sources, Watched, file_stamp
+    from notes_cli.runtime.freshness import Files, Sources, Watched, file_stamp
 
     watched, files = Watched(), Files()
     files.add(_files(sources, all_))
@@ -438,7 +437,7 @@ def watch_command(
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     """Return the files to watch, each with the words for its skills (a file may have several names). Raises NotesError
     for a source that is not a file."""
-    from notes_cli.runtime.sources import Sources
+    from notes_cli.runtime.freshness import Sources
     from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
@@ -461,7 +460,7 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
 
 def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
     """Return the images in a text and their stamps, if the model has vision."""
-    from notes_cli.runtime.sources import file_stamp
+    from notes_cli.runtime.freshness import file_stamp
     from notes_cli.text.skill import load_skill
 
     with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
@@ -487,7 +486,7 @@ def _compile_all(
     """Compile the skills that depend on a file, and print events. `named`: the words are names in the library, not
     files. `first`: print nothing for skills that are up to date."""
     from notes_cli.runtime.compile import skill_of
-    from notes_cli.runtime.sources import Shape
+    from notes_cli.runtime.freshness import Shape
 
     done = set[str]()
     for word in skills:

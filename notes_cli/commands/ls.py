@@ -16,13 +16,13 @@ from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
 from notes_cli.errors import Help, ModelError, NotesError, SegmentError
 from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
-from notes_cli.text.sizes import human_age, human_time
+from notes_cli.text.names import human_age, human_time
 
 if TYPE_CHECKING:
+    from notes_cli.library.check import LibraryFile
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.segment_files import Spliced
     from notes_cli.library.store import SegmentFile
-    from notes_cli.library.tidy import LibraryFile
     from notes_cli.runtime.freshness import Reason
 
 
@@ -137,8 +137,8 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
 
 def _rows(model: str | None) -> list[_Row]:
     from notes_cli import config
+    from notes_cli.library.check import library_files
     from notes_cli.library.profiles import Profiles
-    from notes_cli.library.tidy import library_files
     from notes_cli.runtime.freshness import stale_reasons
 
     store, paths = library(), config.paths()
@@ -160,7 +160,7 @@ def _rows(model: str | None) -> list[_Row]:
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli import config
-    from notes_cli.library.facts import known_sha256
+    from notes_cli.library.safe_files import known_sha256
     from notes_cli.runtime.naming import default_model, model_file
 
     try:

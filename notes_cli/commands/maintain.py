@@ -20,13 +20,12 @@ from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
-from notes_cli.text.sizes import parse_age, parse_size
+from notes_cli.text.names import parse_age, parse_size
 
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
-    from notes_cli.library.check import Finding, OnChecked
+    from notes_cli.library.check import Finding, LibraryFile, OnChecked
     from notes_cli.library.store import Library
-    from notes_cli.library.tidy import LibraryFile
     from notes_cli.runtime.recompile import Imported
     from notes_cli.sessions.folder import Sessions
 
@@ -65,7 +64,7 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 
 
 def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
-    """Return the type of an option with a unit, by a function of text/sizes.py."""
+    """Return the type of an option with a unit, by a function of text/names.py."""
 
     def convert(value: Any) -> float:
         try:
@@ -108,16 +107,16 @@ def prune_command(
       notes prune --max-size 10GB
       notes prune --stale -y
     """
-    from notes_cli.library import tidy
+    from notes_cli.library import check
 
     store = library()
     if older_than is None and max_size is None and not stale:
         max_size = store.max_size
         if max_size is None:
             raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
-    files = tidy.library_files(store.folder)
+    files = check.library_files(store.folder)
     outdated = _outdated(files) if stale else []
-    chosen, last_copies = tidy.select_files(files, outdated, older_than, max_size)
+    chosen, last_copies = check.select_files(files, outdated, older_than, max_size)
     for file in last_copies:
         output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")
     if chosen and not dry_run and not yes:
@@ -127,7 +126,7 @@ def prune_command(
         refusal = f". Repeat with -y to remove {count}, or --dry-run"
         if not output.confirmed(f"Remove {count}?", refusal, "nothing was removed"):
             return 1
-    done = tidy.Tidied([], [], 0) if dry_run or not chosen else tidy.remove_files(chosen, store.folder, outdated)
+    done = check.Tidied([], [], 0) if dry_run or not chosen else check.remove_files(chosen, store.folder, outdated)
     for file, why in done.spared:
         output.say(f"{file} stays: {why}")
     removed = chosen if dry_run else done.removed
@@ -198,7 +197,7 @@ def fsck_command(repair: bool, json_: bool) -> int:
       notes fsck --repair
     """
     from notes_cli import config
-    from notes_cli.library.tidy import library_files
+    from notes_cli.library.check import library_files
     from notes_cli.sessions.folder import Sessions
 
     paths = config.paths()

@@ -16,8 +16,7 @@ from notes_cli.errors import Help, ModelError, NotesError
 from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
-    from notes_cli.engine.architectures import Skills
-    from notes_cli.engine.header import Header
+    from notes_cli.engine.header import Header, Skills
     from notes_cli.library.models import Models, NamedModel
 
 
@@ -74,8 +73,7 @@ def models_command(quiet: bool, json_: bool) -> None:
 
 def _rows(known: Models, default: Path | None) -> list[_Row]:
     """Return a row for each model. A file with several names is read once; files without a model are left out."""
-    from notes_cli.engine.architectures import skills_of
-    from notes_cli.engine.header import read_header
+    from notes_cli.engine.header import read_header, skills_of
     from notes_cli.library.models import file_key
 
     read: dict[object, tuple[Header | None, str | None]] = {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.ledger import Header
+    from notes_cli.sessions.state import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LARGE = 200 << 20  # bytes of a model whose loading shows progress
@@ -146,7 +146,7 @@ class SessionName(_Completed):
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from notes_cli import config
-        from notes_cli.sessions.listing import session_names
+        from notes_cli.sessions import session_names
 
         return session_names(config.paths().sessions)
 
@@ -425,8 +425,8 @@ def open_workspace(
 
     Raises SessionError, and all errors of Workspace.
     """
-    from notes_cli.engine.options import ContextOptions
-    from notes_cli.engine.process import log
+    from notes_cli.engine.limits import ContextOptions
+    from notes_cli.engine.model import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     choice = choose_model(quiet=quiet, session=session, begins=begins, **given)
@@ -549,8 +549,7 @@ def _moved_model(path: Path) -> Path | None:
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
-    from notes_cli.engine.architectures import ADVICE, ollama_evidence
-    from notes_cli.engine.header import read_header
+    from notes_cli.engine.header import ADVICE, ollama_evidence, read_header
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)

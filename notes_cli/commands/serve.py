@@ -210,7 +210,7 @@ def command(
 
 
 def _say_serving(name: str, options: Options, port: int) -> None:
-    from notes_cli.serve.security import is_loopback
+    from notes_cli.serve.refusals import is_loopback
 
     host = f"[{options.host}]" if ":" in options.host else options.host
     output.say(f"serving {name} on http://{host}:{port}")

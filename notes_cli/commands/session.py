@@ -30,7 +30,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.errors import SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
-from notes_cli.text.sizes import human_age
+from notes_cli.text.names import human_age
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -507,7 +507,7 @@ def edit_command(
 def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
     from notes_cli.library.global_errata import GlobalErrata
-    from notes_cli.sessions.global_correction import correct
+    from notes_cli.sessions.session import correct
 
     with open_model(quiet=json_, **model) as opened:
         done = correct(opened.workspace, GlobalErrata(library().folder), values)

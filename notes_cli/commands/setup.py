@@ -220,8 +220,8 @@ def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli import config
     from notes_cli.engine.context import Context
+    from notes_cli.engine.limits import ContextOptions
     from notes_cli.engine.model import Model
-    from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.naming import default_model, model_file
 
     path = model_file(given) if given else default_model()
@@ -243,7 +243,7 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 def _context(model: Model) -> dict[str, str]:
     from notes_cli.engine import limits
-    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.limits import ContextOptions
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 
     trained, available = limits.trained_length(model, ContextOptions()), limits.available_memory()

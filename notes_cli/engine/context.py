@@ -1,6 +1,7 @@
 """Wraps a llama_context: K/V entries of one or more sequences, and hooks that splice, rewrite, append and read.
 
-It knows sequence ids, positions and K/V entries; KVSequence knows which text they belong to.
+It knows sequence ids, positions and K/V entries; KVSequence knows which text they belong to. Sequence ids are leased
+exclusively: a lease keeps its sequence until it is closed; a second one may share the entries without a copy.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import interrupts, limits, native, process
+from notes_cli.engine import interrupts, limits, native
+from notes_cli.engine.limits import ContextOptions, context_params
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import (
     check_axes,
@@ -30,10 +32,108 @@ from notes_cli.engine.native import (
     llama,
     row_pointers,
 )
-from notes_cli.engine.options import ContextOptions, context_params
 from notes_cli.engine.segment import Identity, LayerRows, Stored, Tokens
-from notes_cli.engine.seq_pool import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
+
+
+class Lease(AbstractContextManager["Lease"]):
+    """An exclusive lease of one sequence of a context. Close it, or use it as a context manager."""
+
+    def __init__(self, pool: Pool, seq_id: int, ticket: int) -> None:
+        self.tokens: list[int] = []  # of its entries, decoded or pending
+        self._pool, self._seq_id, self._ticket = pool, seq_id, ticket
+
+    @property
+    def id(self) -> int:
+        """The sequence id. Raises EngineError if the lease has ended."""
+        if not self.held:
+            raise EngineError("this sequence was given back, or its context was cleared: its rows are gone")
+        return self._seq_id
+
+    @property
+    def held(self) -> bool:
+        """True if the lease is valid: not closed, and the context not cleared since."""
+        return self._pool.tickets.get(self._seq_id) == self._ticket
+
+    def close(self) -> None:
+        """End the lease; the entries are gone."""
+        if self.held:
+            self._pool.release(self._seq_id)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # May run in any thread while the context computes: only note it, `collect` releases the sequence later.
+        self._pool.dropped.append((self._seq_id, self._ticket))
+
+
+class Pool:
+    """The sequences 0 to `size` - 1 of a context and their leases. `empty` drops the entries of a sequence."""
+
+    def __init__(self, size: int, empty: Callable[[int], object]) -> None:
+        self.size = size
+        self._empty = empty
+        self.tickets: dict[int, int] = {}  # sequence id -> number of its lease
+        self.dropped: list[tuple[int, int]] = []  # (sequence id, number) of garbage-collected leases
+        self._numbers = count()
+        self._tokens: dict[int, list[int]] = {}
+        self._waits = False  # whether releases are deferred
+
+    @property
+    def held(self) -> list[int]:
+        """Sequences that are leased."""
+        self.collect()
+        return sorted(self.tickets)
+
+    @property
+    def free(self) -> list[int]:
+        """Sequences that are not leased."""
+        self.collect()
+        return [seq_id for seq_id in range(self.size) if seq_id not in self.tickets]
+
+    def lease(self, seq_id: int) -> Lease:
+        """Lease a free sequence."""
+        self.tickets[seq_id] = ticket = next(self._numbers)
+        lease = Lease(self, seq_id, ticket)
+        self._tokens[seq_id] = lease.tokens
+        return lease
+
+    def tokens(self, seq_id: int) -> list[int]:
+        """Return the tokens of a sequence; empty if it is not leased."""
+        return self._tokens.get(seq_id, [])
+
+    @contextmanager
+    def deferring_releases(self) -> Iterator[None]:
+        """Defer releases during the block, in which K/V is moved: a collected generator may close a lease at any
+        time."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.collect()
+
+    def release(self, seq_id: int) -> None:
+        """End the lease of a sequence and drop its entries."""
+        if self._waits:
+            self.dropped.append((seq_id, self.tickets[seq_id]))
+            return
+        del self.tickets[seq_id], self._tokens[seq_id]
+        self._empty(seq_id)
+
+    def clear(self) -> None:
+        """End all leases. The caller drops the entries."""
+        self.tickets.clear()
+        self._tokens.clear()
+
+    def collect(self) -> None:
+        """Release the sequences of garbage-collected leases."""
+        while self.dropped and not self._waits:
+            seq_id, ticket = self.dropped.pop()
+            if self.tickets.get(seq_id) == ticket:
+                self.release(seq_id)
+
 
 _GROWS_TO = 128  # sequences that `lease` adds by itself at most
 _DROPS = "the cache keeps no more rows than its sliding window has (swa_full keeps them all)"
@@ -52,7 +152,7 @@ class Context(AbstractContextManager["Context"]):
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         """Raises EngineError where memory does not suffice or llama.cpp cannot create it."""
         self._handle: Any = None
-        self.unmovable: str | None = None  # why no K/V may be moved, where that was measured (engine/rotation.py)
+        self.unmovable: str | None = None  # why no K/V may be moved, where that was measured (runtime/workspace.py)
         self.carries = False  # whether recurrent state may be carried through segments that were compiled elsewhere
         self.longest: int | None = None  # limit of tokens in a sequence, where lower than the capacity
         self.model = model
@@ -76,7 +176,7 @@ class Context(AbstractContextManager["Context"]):
         limits.check_memory(model, options)
         reason, handle = native.refusal("notes_can_keep", model.handle, params.type_k, params.type_v), None
         if reason is None:
-            with process.log.collected() as lines:
+            with native.log.collected() as lines:
                 handle = llama.llama_init_from_model(model.handle, params)
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
         if not handle:
@@ -360,12 +460,12 @@ class Context(AbstractContextManager["Context"]):
         lengths = {seq_id: self.length(seq_id) for seq_id in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
             try:
-                with self._listening, process.interrupts.caught():
+                with self._listening, native.interrupts.caught():
                     native.call(hook, self.handle, *arguments)
-                process.interrupts.raise_kept()
+                native.interrupts.raise_kept()
                 return
             except native.StoppedError:
-                process.interrupts.raise_kept()
+                native.interrupts.raise_kept()
                 interrupts.check_stop()
                 # Either no signal caused it, or the sequence cannot be rolled back and is empty now.
                 if self._listening.silent or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
@@ -397,7 +497,7 @@ class Context(AbstractContextManager["Context"]):
                 status = llama.llama_decode(self.handle, batch)
         finally:
             llama.llama_batch_free(batch)
-        process.interrupts.raise_kept()
+        native.interrupts.raise_kept()
         if status:
             raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
 
@@ -434,7 +534,7 @@ class Context(AbstractContextManager["Context"]):
                 int32_pointer(where),
                 whole,
             )
-        process.interrupts.raise_kept()
+        native.interrupts.raise_kept()
 
     def rewrite(self, seq_id: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at ascending positions, contiguous or not, and overwrite their entries."""

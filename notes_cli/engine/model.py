@@ -16,9 +16,10 @@ from weakref import WeakSet
 
 import numpy as np
 
-from notes_cli.engine import devices, native, process
+from notes_cli.engine import devices, native
 from notes_cli.engine.header import FILE_TYPES, open_sources
 from notes_cli.engine.native import llama
+from notes_cli.engine.native import log as log  # for commands
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import ModelError
 
@@ -71,14 +72,14 @@ class Model(AbstractContextManager["Model"]):
         if self._devices:
             params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         params.load_mode = llama.LLAMA_LOAD_MODE_MMAP
-        progress = process.loading(loading)  # must live as long as the call
+        progress = native.loading(loading)  # must live as long as the call
         params.progress_callback = progress
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
-        process.guard(str(self.path))
-        with process.log.collected() as lines:
+        native.guard(str(self.path))
+        with log.collected() as lines:
             self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
-        process.interrupts.raise_kept()
+        native.interrupts.raise_kept()
         if not self._handle:
             reason = next((line for line in lines if "error" in line.lower()), "llama.cpp gives no reason")
             for name, source in zip(names, self.sources, strict=True):
@@ -119,7 +120,7 @@ class Model(AbstractContextManager["Model"]):
             user.close()
         native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
-            process.unguard(str(self.path))
+            native.unguard(str(self.path))
         for source in self.sources:
             source.close()
         self.sources = []

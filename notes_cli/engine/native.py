@@ -1,9 +1,9 @@
-"""Loads the patched llama.cpp with its backends, checks its ABI, and calls its hooks.
+"""Loads the patched llama.cpp with its backends, checks its ABI, calls its hooks, and handles its log and crashes.
 
 `llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Both are in
 notes_cli/lib, which the build makes (native/CMakeLists.txt); a llama_cpp that is installed beside notes is neither used
 nor touched. Importing this module loads the library; a missing or foreign one is one EngineError that names the command
-to run.
+to run. Exceptions in callbacks from C, where nothing can be raised, are kept in `interrupts`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import sys
+from _thread import get_ident
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +22,128 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from notes_cli.engine import native
 from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, values_per_row
 from notes_cli.errors import EngineError, UnsupportedError
+
+KEPT = 50  # collected lines of the log at most, the latest
+_CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
+
+
+class Interrupts:
+    """Keeps exceptions that a signal handler raises in a function called from C, where nothing can be raised."""
+
+    def __init__(self) -> None:
+        self.kept: tuple[int, BaseException] | None = None  # (thread, exception)
+
+    def keep(self, error: BaseException) -> None:
+        self.kept = get_ident(), error
+
+    def raise_kept(self) -> None:
+        """Raise the exception kept for this thread, if any."""
+        if self.kept and self.kept[0] == get_ident():
+            error, self.kept = self.kept[1], None
+            raise error
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Also keep an exception raised before the first line of `_on_log`, which Python would print and drop. An
+        aborted computation is logged, so that the signal's handler runs there."""
+        before = sys.unraisablehook
+
+        def hook(args: sys.UnraisableHookArgs) -> None:
+            if args.object is _on_log and args.exc_value is not None:
+                self.keep(args.exc_value)
+            else:
+                before(args)
+
+        sys.unraisablehook = hook
+        try:
+            yield
+        finally:
+            sys.unraisablehook = before
+
+
+class Log:
+    """llama.cpp's log, dropped unless `set_output` or `collected` takes it."""
+
+    def __init__(self) -> None:
+        self._shown: Callable[[str], object] | None = None
+        self._collecting: list[tuple[int, deque[str]]] = []  # (thread, lines)
+
+    def set_output(self, write: Callable[[str], object] | None) -> None:
+        """Pass all output to `write` as it arrives, in parts of lines; None drops it."""
+        self._shown = write
+
+    @contextmanager
+    def collected(self) -> Iterator[deque[str]]:
+        """Collect the last lines logged in this thread during the block, for an error message."""
+        entry: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
+        self._collecting.append(entry)
+        try:
+            yield entry[1]
+        finally:
+            self._collecting = [item for item in self._collecting if item is not entry]
+
+    def add(self, part: str) -> None:
+        """Handle a part of a line."""
+        if self._shown:
+            self._shown(part)
+        if part.strip(" .\n"):
+            for thread, lines in self._collecting:
+                if thread == get_ident():
+                    lines.append(part.rstrip())
+
+
+interrupts, log = Interrupts(), Log()
+_working: list[str] = []  # latest last
+
+
+def guard(work: str) -> None:
+    """Until `unguard`, end the process with one line about this work and status 1 when llama.cpp crashes: a damaged
+    model makes it run into assertions and bad memory. Existing signal handlers are kept; off with NOTES_DEBUG."""
+    _working.append(work)
+    _set_guard()
+
+
+def unguard(work: str) -> None:
+    """End the guard of this work, if there is one."""
+    if work in _working:
+        _working.remove(work)
+        _set_guard()
+
+
+def _set_guard() -> None:
+    """Hand the beginning and the end of the line to the native library; None leaves crashes to the system."""
+    if not _working or os.environ.get("NOTES_DEBUG"):
+        native.call("notes_guard", None, None)
+    else:
+        line = f"notes: {_working[-1]}: llama.cpp failed on this model"
+        native.call("notes_guard", line.encode(errors="replace"), _CRASHED.encode())
+
+
+def _on_log(_level: int, text: bytes, _data: object) -> None:
+    try:
+        log.add(text.decode(errors="replace"))
+    except BaseException as error:
+        interrupts.keep(error)
+
+
+def loading(on_progress: Callable[[float], object] | None) -> Any:
+    """Make llama.cpp's progress callback for loading: `on_progress` is called with the loaded fraction, 0 to 1. An
+    interrupt ends the load."""
+
+    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+    def step(part: float, _data: object) -> bool:
+        try:
+            if on_progress:
+                on_progress(part)
+        except KeyboardInterrupt as error:
+            interrupts.keep(error)
+        return interrupts.kept is None
+
+    return step
+
 
 ABI_VERSION = 10
 # How often a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000 times: beside a busy
@@ -138,13 +261,9 @@ def _load_backends() -> ctypes.CDLL:
     return ggml
 
 
-def _on_log(level: int, text: bytes, data: object) -> None:
-    """llama.cpp's log, dropped (engine/process.py hands it on once that is loaded)."""
-
-
 llama, _library = _load()
-_log_callback = llama.llama_log_callback(_on_log)  # must live as long as the library
-llama.llama_log_set(_log_callback, ctypes.c_void_p(0))  # else ggml logs each backend to stderr
+log_callback = llama.llama_log_callback(_on_log)  # must live as long as the library
+llama.llama_log_set(log_callback, ctypes.c_void_p(0))  # before ggml logs each backend
 LIBRARY_PATH = Path(_library._name)
 UPSTREAM: str = _library.notes_upstream().decode()
 ggml = _load_backends()

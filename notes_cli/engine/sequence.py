@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.context import Context, Output
+from notes_cli.engine.context import Context, Lease, Output
 from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.positions import (
     Image,
@@ -36,7 +36,6 @@ from notes_cli.engine.positions import (
 )
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
-from notes_cli.engine.seq_pool import Lease
 from notes_cli.errors import ContextLengthError, EngineError, Help, NotesError, Progress, UnsupportedError
 
 if TYPE_CHECKING:

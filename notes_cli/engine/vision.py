@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import native, process
+from notes_cli.engine import native
 from notes_cli.engine.header import Source, read_header
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -92,7 +92,7 @@ def _load() -> Any:
     # Windows does not expose the symbols of a dependency
     if len(addresses) != 1 or (len(both) != 2 and sys.platform != "win32"):
         raise EngineError(f"{mtmd._libmtmd._name} belongs to another llama.cpp than {native.LIBRARY_PATH}", native.MEND)
-    mtmd.mtmd_log_set(process.log_callback, ctypes.c_void_p(0))
+    mtmd.mtmd_log_set(native.log_callback, ctypes.c_void_p(0))
     return mtmd
 
 
@@ -141,13 +141,13 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
         params.print_timings = params.warmup = False
         params.n_threads = threads
         params.image_min_tokens, params.image_max_tokens = (limit or -1 for limit in self.limits)
-        process.guard(str(path))
+        native.guard(str(path))
         try:
-            with process.log.collected() as lines:
+            with native.log.collected() as lines:
                 self._handle = self._mtmd.mtmd_init_from_file(os.fsencode(name), self.model.handle, params)
         finally:
-            process.unguard(str(path))
-        process.interrupts.raise_kept()
+            native.unguard(str(path))
+        native.interrupts.raise_kept()
         if not self._handle:
             raise self._load_error(list(lines))
         if self.source.changed:
@@ -198,8 +198,8 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
         mtmd = self._mtmd
         shown = f"{picture.source} shown to {self.path}"
         with ExitStack() as stack:
-            process.guard(shown)
-            stack.callback(process.unguard, shown)
+            native.guard(shown)
+            stack.callback(native.unguard, shown)
             data = None if image is None else image.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             bitmap = mtmd.mtmd_bitmap_init(picture.width, picture.height, data)
             stack.callback(mtmd.mtmd_bitmap_free, bitmap)
@@ -207,7 +207,7 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
             stack.callback(mtmd.mtmd_input_chunks_free, chunks)
             part = mtmd.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
-            with process.log.collected() as lines:
+            with native.log.collected() as lines:
                 if mtmd.mtmd_tokenize_from_parts(self._handle, chunks, parts, 1, False):
                     why = _message(lines[-1]) if lines else "no reason given"
                     raise ImageError(f"{self.path} cannot be shown {picture.source} ({why})")
@@ -264,9 +264,9 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
 
     def _encode(self, picture: Picture, chunk: Any, count: int) -> Rows:
         mtmd = self._mtmd
-        with process.log.collected() as lines:
+        with native.log.collected() as lines:
             failed = mtmd.mtmd_encode_chunk(self._handle, chunk)
-        process.interrupts.raise_kept()
+        native.interrupts.raise_kept()
         if failed:
             why = _message(lines[-1]) if lines else "no reason given"
             raise EngineError(f"{self.path} cannot look at {picture.source} ({why})")

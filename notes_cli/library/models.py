@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from notes_cli.engine.architectures import ADVICE, ollama_evidence
-from notes_cli.engine.header import Header, read_header
+from notes_cli.engine.header import ADVICE, Header, ollama_evidence, read_header
 from notes_cli.errors import Help, ModelError, reason
 
 Warn = Callable[[str], object]  # gets a message for each folder that cannot be read

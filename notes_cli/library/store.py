@@ -42,7 +42,7 @@ from notes_cli.library.segment_files import (
     skill_named,
 )
 from notes_cli.text import names
-from notes_cli.text.sizes import human_size
+from notes_cli.text.names import human_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +246,11 @@ class Library:
         """Remove files until all fit into `max_size`, with a notice, but never the new one."""
         if self.max_size is None:
             return
-        from notes_cli.library import tidy
+        from notes_cli.library import check
 
         most = human_size(self.max_size)
         try:
-            done = tidy.shrink(self.folder, self.max_size, new=new)
+            done = check.shrink(self.folder, self.max_size, new=new)
         except NotesError as error:
             say(Notice(f"the library was not kept within {most}: {error.what}", error.remedy))
             return

@@ -40,7 +40,7 @@ from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
-from notes_cli.text.sizes import human_time
+from notes_cli.text.names import human_time
 
 CANDIDATES = calibrated()
 SAFEST = tuple(map(str, CANDIDATES))

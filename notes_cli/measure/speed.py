@@ -26,7 +26,7 @@ from notes_cli.library.container import open_stored, write_segment
 from notes_cli.library.safe_files import make_private
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.sizes import human_size
+from notes_cli.text.names import human_size
 from notes_cli.text.skill import load_skill
 
 COMPILED_AT, SPLICED_AT = 16, 64  # tokens before the skill; its keys are rotated by the difference

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
-from notes_cli.editing.change import change
-from notes_cli.editing.methods import AUTO, METHODS, RECOMPUTE, Method
-from notes_cli.engine.decision import decide, log_softmax
+from notes_cli.editing.methods import AUTO, METHODS, RECOMPUTE, Method, change
 from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.check_rows import RowCheck, check_rows
+from notes_cli.runtime.generate import decide, log_softmax
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.resolve import DEFAULT_SEAM, method_for
 from notes_cli.runtime.workspace import Workspace

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
-from notes_cli.engine.rotation import FLOATS
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
@@ -40,7 +39,7 @@ from notes_cli.engine.segment import (
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.compile import compile_blocks
-from notes_cli.runtime.workspace import Workspace
+from notes_cli.runtime.workspace import FLOATS, Workspace
 
 TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
 SPREAD = 3.0  # allowed distance of a row, in multiples of its tensor's median

@@ -25,8 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.change import field_spans
-from notes_cli.editing.methods import influence, prefill
+from notes_cli.editing.methods import field_spans, influence, prefill
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, ImageFile, LayerRows, Prefill, Segment, quantized
@@ -35,7 +34,7 @@ from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks, block_starts, references
+from notes_cli.text.fields import Blocks, block_starts, references
 from notes_cli.text.keys import listed
 from notes_cli.text.names import BETWEEN, files_of, spelt
 from notes_cli.text.skill import Skill, with_images

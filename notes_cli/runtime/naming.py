@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from notes_cli import config
 from notes_cli.errors import NotesError
-from notes_cli.text.sizes import parse_size
+from notes_cli.text.names import parse_size
 
 if TYPE_CHECKING:
     from notes_cli.library.models import Models, NamedModel

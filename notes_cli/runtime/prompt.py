@@ -8,8 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import ERRATUM, Method
+from notes_cli.editing.methods import ERRATUM, Change, Method, change
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.library.info import SegmentInfo

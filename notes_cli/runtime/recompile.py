@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import notes_cli
-from notes_cli.editing.change import field_spans
+from notes_cli.editing.methods import field_spans
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import Segment, check_stored_type
 from notes_cli.errors import (
@@ -52,7 +52,7 @@ from notes_cli.runtime.compile import (
 )
 from notes_cli.runtime.freshness import as_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.blocks import Blocks, check_blocks
+from notes_cli.text.fields import Blocks, check_blocks
 from notes_cli.text.names import files_of
 from notes_cli.text.skill import Skill
 

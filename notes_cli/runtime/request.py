@@ -16,7 +16,7 @@ from notes_cli.runtime.open_skills import SkillRef, Watch, no_progress
 from notes_cli.text.erratum import of_fields
 
 if TYPE_CHECKING:
-    from notes_cli.engine.decision import Decision
+    from notes_cli.runtime.generate import Decision
 
 PARALLEL = 16  # concurrent questions
 UNLIMITED = 2**31 - 1  # tokens: limited by the context only

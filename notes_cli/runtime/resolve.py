@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from notes_cli.editing.change import Change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Method, refusal
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import (
     GrammarError,

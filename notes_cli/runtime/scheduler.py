@@ -97,8 +97,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         self.workspace, self.parallel, self.idle = workspace, parallel, idle
         if parallel:
             from notes_cli.runtime.kv_budget import KVBudget  # a single question needs neither
-            from notes_cli.runtime.prefix_cache import PrefixCache
-            from notes_cli.runtime.prefix_store import PrefixStore
+            from notes_cli.runtime.prefix_cache import PrefixCache, PrefixStore
 
             self.prefixes = PrefixCache(PrefixStore(workspace, cache_ram) if cache_ram else None)
             self.budget = KVBudget(workspace, self.prefixes)

@@ -32,7 +32,6 @@ from notes_cli.serve.decisions import (
     parse_systemone,
 )
 from notes_cli.serve.event_stream import respond, start_stream
-from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
@@ -44,11 +43,10 @@ from notes_cli.serve.prepare import (
     prepare_request,
     skills_of_alias,
 )
-from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
+from notes_cli.serve.refusals import Guard, Refused, as_refusal, error_body, from_browser, read_json, renaming
 from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
-from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.segment_cache import skill_name
 
 BODY = 16 << 20  # bytes of a request

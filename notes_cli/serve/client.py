@@ -51,7 +51,7 @@ class Server:
 
 def address(host: str, port: int) -> str | None:
     """Return the URL of a listening server from this machine; None if it does not listen on loopback."""
-    from notes_cli.serve.security import is_loopback
+    from notes_cli.serve.refusals import is_loopback
 
     local = LOCAL.get(host, host if is_loopback(host) else None)
     return f"http://{local}:{port}" if local else None

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from notes_cli.engine.decision import log_softmax
 from notes_cli.engine.model import Model
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task
-from notes_cli.runtime.generate import ReplyGenerator
+from notes_cli.runtime.generate import ReplyGenerator, log_softmax
 from notes_cli.runtime.request import Counts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest

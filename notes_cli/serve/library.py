@@ -22,7 +22,7 @@ from notes_cli.serve.refusals import Refused, as_refusal, invalid
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.global_correction import correcting
+from notes_cli.sessions.session import correcting
 from notes_cli.text.erratum import known_fields
 from notes_cli.text.skill import Skill, parse_skill
 

@@ -15,11 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from notes_cli.engine.decision import check_choices
 from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, valid_breakers
 from notes_cli.errors import ImageError, NotesError
 from notes_cli.images import read_picture
-from notes_cli.runtime.generate import DEFAULT_MAX_THINK
+from notes_cli.runtime.generate import DEFAULT_MAX_THINK, check_choices
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
 from notes_cli.runtime.resolve import parse_method
 from notes_cli.serve.refusals import Refused, invalid

@@ -24,8 +24,7 @@ from typing import TypeVar
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
-from notes_cli.runtime.prefix_cache import Reuse
-from notes_cli.runtime.prefix_store import default_budget
+from notes_cli.runtime.prefix_cache import Reuse, default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import AnswerTasks, JobEvent, ServerJob, client_error

@@ -27,12 +27,11 @@ from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
 from notes_cli.serve.app import Options, application, read_body
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
-from notes_cli.serve.json_body import read_json
 from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, read_json
 from notes_cli.serve.skill_texts import Json, Placed, Placer
-from notes_cli.sessions.global_correction import errata_of
+from notes_cli.sessions.session import errata_of
 from notes_cli.text.skill import Skill
 
 CONNECT = 10.0  # seconds

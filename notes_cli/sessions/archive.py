@@ -15,9 +15,9 @@ from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, S
 from notes_cli.library.check import Finding, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
+from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, serialize
-from notes_cli.sessions.listing import HEAD, LEDGER
+from notes_cli.sessions.state import FORMAT, FormatError, Ledger, LedgerError, read_ledger, serialize
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"

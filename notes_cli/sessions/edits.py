@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import (
     AUTO,
     ERRATUM,
@@ -20,9 +19,11 @@ from notes_cli.editing.methods import (
     FIELD_ERRATUM,
     METHODS,
     SUFFIX,
+    Change,
     Method,
     Prepared,
     amend,
+    change,
     check,
     decode_from,
     free_cells,
@@ -31,6 +32,7 @@ from notes_cli.editing.methods import (
     prepare,
     record_of,
     refusal,
+    same,
 )
 from notes_cli.engine.positions import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment

@@ -14,21 +14,23 @@ from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, SessionError, reason
 from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, make_private, replacing
-from notes_cli.sessions.ledger import (
+from notes_cli.sessions import HEAD, LEDGER, session_names
+from notes_cli.sessions.state import (
     FORMAT,
+    ROWS,
     CutError,
     FormatError,
     Head,
     Header,
     Ledger,
     LedgerError,
+    Line,
+    State,
     first_line,
     read_ledger,
     serialize,
     with_time,
 )
-from notes_cli.sessions.listing import HEAD, LEDGER, session_names
-from notes_cli.sessions.state import ROWS, Line, State
 from notes_cli.text import names
 
 _NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"

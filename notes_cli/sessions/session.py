@@ -1,24 +1,25 @@
 """Runs the turns of a session: prefills each prompt after the previous turns, generates, and commits to the ledger.
 
-Edits are in edits.py, the sequence in session_kv.py.
+Edits are in edits.py, the sequence in session_kv.py. A global erratum is stored in the library, and corrects every
+session that has the skill.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
-from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, Prepared, amend, refusal
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Change, Method, Prepared, amend, change, refusal
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import changed_ranges, images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
-from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
-from notes_cli.library.global_errata import marks_of, now
+from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
+from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.open_skills import SkillRef
@@ -43,9 +44,11 @@ from notes_cli.text.erratum import (
     unique_values,
     word,
 )
+from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
+from notes_cli.text.skill import Skill
 from notes_cli.text.tools import calls_in, form_of
 
 
@@ -581,3 +584,71 @@ def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:
 
 def _values_of(errata: Iterable[Erratum]) -> dict[str, str]:
     return {erratum.key: erratum.value for erratum in errata if erratum.field and erratum.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """The errata that were added, the sessions edited, and the errors of those that could not be."""
+
+    errata: tuple[GlobalErratum, ...]
+    edited: tuple[str, ...]
+    skipped: Mapping[str, NotesError]
+
+
+def correct(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]) -> Corrected:
+    """Run `correcting` to its end."""
+    steps = correcting(workspace, errata, values)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            corrected: Corrected = end.value
+            return corrected
+
+
+def correcting(
+    workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]
+) -> Generator[None, None, Corrected]:
+    """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
+    `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
+    SkillError, before any change, for a field that no skill has."""
+    identity, sessions = workspace.identity, Sessions(workspace.paths.sessions)
+    infos = [entry.info for entry in workspace.library.entries() if entry.info]
+    new = errata.add(errata_of({info.name: info for info in infos if info.identity == identity}, values))
+    edited: list[str] = []
+    skipped: dict[str, NotesError] = {}
+    for name in sessions.names():
+        yield
+        try:
+            if not unapplied(sessions.find(name).state, errata.all()):
+                continue
+            with sessions.locked(name) as stored, Session(workspace, stored) as session:
+                if apply_errata(session, errata):
+                    edited.append(name)
+        except NotesError as error:
+            skipped[name] = error
+    return Corrected(tuple(new), tuple(edited), skipped)
+
+
+def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
+    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
+    has."""
+    known = known_fields(*skills.values())
+    new: list[GlobalErratum] = []
+    for name, value in values.items():
+        for target in known.resolve(name, "no compiled skill has"):
+            skill = skills[target.skill]
+            was = next(span.value for span in skill.fields if span.name == target.field)
+            marks = marks_of(skill.source, skill.text)
+            cleaned = clean_value(target.key, value)
+            new.append(GlobalErratum(target.skill, target.field, was, cleaned, now(), marks))
+    return new
+
+
+def apply_errata(session: Session, errata: GlobalErrata) -> int:
+    """Queue the global errata that a session lacks, also newer ones, for its next question. Returns their number."""
+    read_at = now()
+    missing = unapplied(session.state, errata.all())
+    for key, value in missing.items():
+        session.queue(key, value, read_at)
+    return len(missing)

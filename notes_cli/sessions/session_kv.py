@@ -19,8 +19,7 @@ from notes_cli.library.container import checksum_of, open_segment, write_segment
 from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.ledger import Header
-from notes_cli.sessions.state import MARKS, Line, State
+from notes_cli.sessions.state import MARKS, Header, Line, State
 
 CHUNK = 512  # positions restored at once
 FILES = 8  # K/V files that are mapped at once, a file descriptor each

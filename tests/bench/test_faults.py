@@ -22,7 +22,7 @@ from notes_cli.library import container
 from notes_cli.library import profiles as kept
 from notes_cli.runtime import check_rows
 from notes_cli.sessions import archive, state
-from notes_cli.sessions.ledger import FORMAT, serialize
+from notes_cli.sessions.state import FORMAT, serialize
 
 
 @pytest.fixture(autouse=True)

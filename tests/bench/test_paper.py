@@ -19,7 +19,7 @@ from bench.paper.caches import Lab, Mix, Pair
 from bench.paper.experiments import EXPERIMENTS
 from bench.paper.records import read_records
 from notes_cli.config import Paths, shipped_model
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 
 WORDS = ["red", "green", "blue", "black"]
 TASKS: dict[str, Any] = {

@@ -155,7 +155,7 @@ def compiled(notes: Notes, skill: Path) -> Path:
 
 def saved(notes: Notes) -> str:
     """A profile of the tiny model, as `notes calibrate` would have written it; its name."""
-    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.limits import ContextOptions
     from notes_cli.runtime.workspace import Workspace
 
     path = Path(os.environ["NOTES_MODEL"])

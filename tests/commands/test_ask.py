@@ -17,8 +17,8 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.runtime import generate
 from notes_cli.runtime.workspace import Workspace

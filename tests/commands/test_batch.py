@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from notes_cli.commands.ask import REQUEST
-from notes_cli.commands.batch import LONGEST, keys_of
+from notes_cli.commands.ask import LONGEST, REQUEST, keys_of
 
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat

@@ -15,15 +15,15 @@ from samples import SAMPLES
 
 from notes_cli import output
 from notes_cli.config import resource
-from notes_cli.engine import decision
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import Decision
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition, verify
 from notes_cli.measure.battery import LEAST, PAIRS
 from notes_cli.measure.verify import Answered
+from notes_cli.runtime import generate
+from notes_cli.runtime.generate import Decision
 from notes_cli.runtime.workspace import Workspace
 
 from .conftest import Notes, on_a_terminal, saved
@@ -69,7 +69,7 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
             return decide(sequence, choices)
 
         monkeypatch.setattr(composition, "choose_task", lambda _, *given: decide_task(*given[:2]))
-        monkeypatch.setattr(decision, "decide_task", decide_task)
+        monkeypatch.setattr(generate, "decide_task", decide_task)
         monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
     return put

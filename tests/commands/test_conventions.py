@@ -12,8 +12,7 @@ import click
 import pytest
 
 from notes_cli.cli import COMMANDS, SYNONYMS, cli, command_named
-from notes_cli.commands.ask import GROUPS, REQUEST
-from notes_cli.commands.batch import keys_of
+from notes_cli.commands.ask import GROUPS, REQUEST, keys_of
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 

@@ -15,7 +15,7 @@ import pytest
 import notes_cli as notes
 from bench import counts
 from notes_cli.engine import native
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime.assemble import APART
 
 from .conftest import TEXT, run_here

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli import api
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Prefill
 from notes_cli.library.container import open_segment, peek, write_segment
 

@@ -135,7 +135,7 @@ def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) 
 STRIKE = """
 import ctypes, os, signal
 import notes_cli.signals
-import notes_cli.engine.process as process
+import notes_cli.engine.native as process
 import notes_cli.engine.sequence as sequence
 notes_cli.signals.install()
 from notes_cli.engine.native import llama

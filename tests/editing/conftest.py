@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.change import Change, change, field_spans
+from notes_cli.editing.methods import Change, change, field_spans
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.errors import SkillError

@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 from samples import with_values
 
 import notes_cli as notes
-from notes_cli.editing.change import change, stretches
-from notes_cli.editing.methods import Method, counterfactual, deviation, influence, most_influenced, prepare
-from notes_cli.engine.options import ContextOptions
+from notes_cli.editing.methods import (
+    Method,
+    change,
+    counterfactual,
+    deviation,
+    influence,
+    most_influenced,
+    prepare,
+    stretches,
+)
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError
 
 random = np.random.default_rng(1)

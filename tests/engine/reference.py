@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.vision import ImageEmbeddings
 

@@ -17,8 +17,8 @@ from reference import nmse
 from bench import zoo_more
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError, ModelError, UnsupportedError
 
 MODELS = Path(__file__).parents[2] / "build" / "zoo" / "models"

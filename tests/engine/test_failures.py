@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from reference import LoadZoo, nmse, open_context, same, stopping
 
-from notes_cli.engine import interrupts, native, process
+from notes_cli.engine import interrupts, native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, ModelError
 
@@ -443,7 +443,7 @@ def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkey
 
     def stopped(name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "notes_append":
-            lost = SimpleNamespace(object=process._on_log, exc_value=Raised(), exc_type=Raised, **none)
+            lost = SimpleNamespace(object=native._on_log, exc_value=Raised(), exc_type=Raised, **none)
             sys.unraisablehook(lost)
             raise native.StoppedError("stopped")
         return hook(name, arguments)

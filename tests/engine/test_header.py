@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 import tiny
 
-from notes_cli.engine.architectures import ARCHITECTURES, ollama_evidence, skills_of
 from notes_cli.engine.context import Context
-from notes_cli.engine.header import BLOCKS, MAX_HEAD, Header, read_header
+from notes_cli.engine.header import ARCHITECTURES, BLOCKS, MAX_HEAD, Header, ollama_evidence, read_header, skills_of
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import ModelError
 from notes_cli.runtime.workspace import Workspace
 

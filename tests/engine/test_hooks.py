@@ -301,7 +301,7 @@ import resource
 from pathlib import Path
 import numpy as np
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows
 

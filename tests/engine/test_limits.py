@@ -22,9 +22,9 @@ from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
 from notes_cli.engine import options as module
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import KV_TYPES, ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import KV_TYPES, ContextOptions
 from notes_cli.errors import EngineError, ModelError
 
 from ..conftest import MakeModel
@@ -292,7 +292,7 @@ USE = """
 import json, sys
 from pathlib import Path
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.sequence import KVSequence
 with Model(Path(sys.argv[1])) as model:
@@ -301,7 +301,7 @@ with Model(Path(sys.argv[1])) as model:
         with Context(model, ContextOptions(n_threads=1, **options)) as context:
             sequence = KVSequence(context)
             sequence.append(range(10))
-            if not model.recurrent or options.get("n_sequences", 1) == 1:
+            if not model.recurrent or limits.get("n_sequences", 1) == 1:
                 assert sequence.lookahead([1, 2, 3]).shape == (3, model.n_vocab)
             sequence.append(range(5))
             print(sequence.logits().argmax())

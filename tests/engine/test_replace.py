@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from reference import distance, nmse, same, stopping
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence

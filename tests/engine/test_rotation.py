@@ -17,17 +17,16 @@ from zoo import zoo_model
 import notes_cli.runtime.workspace as work
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import OPERATIONS, llama
-from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.workspace import Workspace
+from notes_cli.runtime.workspace import RotationCheck, Workspace, measure_rotation
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeModel, MakeWorkspace

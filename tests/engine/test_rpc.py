@@ -27,8 +27,8 @@ import notes_cli as notes
 from notes_cli.cli import cli
 from notes_cli.engine import devices, limits
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError, NotesError
 
 from ..conftest import MakeModel

@@ -10,7 +10,7 @@ from forward import Forward, Rows
 
 from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from reference import LoadZoo, nmse, open_context, same
 
-from notes_cli.engine.context import Context
+from notes_cli.engine.context import Context, Pool
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import LayerRows
-from notes_cli.engine.seq_pool import Pool
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 

@@ -9,13 +9,13 @@ import pytest
 from reference import nmse
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import decide, log_softmax
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError
+from notes_cli.runtime.generate import decide, log_softmax
 
 from ..conftest import MakeModel
 from ..refused import refused

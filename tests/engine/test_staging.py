@@ -14,8 +14,8 @@ from reference import same
 
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import DamagedError, EngineError
 from notes_cli.library.container import open_segment, open_stored, write_segment

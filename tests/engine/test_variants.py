@@ -10,8 +10,8 @@ from reference import LoadZoo, nmse
 
 from bench.zoo_model import BASE, TARGET, TOKENS, Case, Errors
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import UnsupportedError
 
 ORDINARY = ("f16", "plain", "off", "one")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import ModelError, Progress
-from notes_cli.library import facts
+from notes_cli.library import safe_files
 
 
 def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> str:
     with path.open("rb") as file:
-        return facts.file_sha256(path, file, memory, progress)
+        return safe_files.file_sha256(path, file, memory, progress)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, data: str) -
 
 
 def test_the_memory_stays_small(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "DIGESTS", 1)
+    monkeypatch.setattr(safe_files, "DIGESTS", 1)
     memory = tmp_path / "digests.json"
     other = tmp_path / "other.gguf"
     other.write_bytes(b"o")
@@ -85,11 +85,11 @@ def test_what_is_open_is_hashed_and_not_what_the_path_names_by_then(model: Path,
         other.write_bytes(b"WEIGHTS" * 1000)
         os.utime(other, (1, 1))
         os.replace(other, model)
-        assert facts.file_sha256(model, file, memory) == expected
+        assert safe_files.file_sha256(model, file, memory) == expected
     assert file_sha256(model, memory) == sha256(model) != expected
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "none").touch()
     with (tmp_path / "none").open("wb") as file, pytest.raises(ModelError, match=r"cannot read .*none"):
-        facts.file_sha256(tmp_path / "none", file, tmp_path / "digests.json")
+        safe_files.file_sha256(tmp_path / "none", file, tmp_path / "digests.json")

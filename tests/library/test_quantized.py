@@ -14,8 +14,8 @@ import pytest
 import tiny
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import BLOCK, Q8_0, STORED_TYPES, LayerRows, Segment, Stored, quantized, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, NewerError, SegmentError

@@ -13,7 +13,7 @@ import pytest
 
 from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import Notice, UnwritableError
-from notes_cli.library import segment_files, tidy
+from notes_cli.library import check, segment_files
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.library.safe_files import locked
 from notes_cli.library.store import Library
@@ -45,7 +45,7 @@ def put(folder: Path, identity: Identity, make_segment: MakeSegment, tmp_path: P
 
 
 def names(folder: Path) -> list[str]:
-    return [one.name for one in tidy.library_files(folder)]
+    return [one.name for one in check.library_files(folder)]
 
 
 def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]) -> None:
@@ -57,7 +57,7 @@ def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]
         Library(folder).used(old)
     assert names(folder) == ["middle", "young", "old"]
     assert (old.read_bytes(), old.stat().st_mtime_ns) == before
-    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3]
+    assert [one.uses for one in check.library_files(folder)] == [0, 0, 3]
     assert segment_files.uses_of(young) == segment_files.Uses()
 
 
@@ -103,18 +103,18 @@ def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Ca
     put("b", 300)
     new, youngest = put("new", 500), put("c", 200)
     size = new.stat().st_size + youngest.stat().st_size
-    done = tidy.shrink(folder, size + 10, new=new)
+    done = check.shrink(folder, size + 10, new=new)
     assert [one.name for one in done.removed] == ["a", "b"] and done.nbytes == size
     assert names(folder) == ["new", "c"]
-    assert not tidy.shrink(folder, size, new=new).removed
+    assert not check.shrink(folder, size, new=new).removed
 
 
 def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put: Callable[..., Path]) -> None:
     """Files are not removed in vain: if the new one exceeds the budget, the others keep within it by themselves."""
     older, younger = (put(name, age).stat().st_size for name, age in (("a", 300), ("b", 200)))
     new = put("new", rows=4000)
-    assert not tidy.shrink(folder, older + younger, new=new).removed
-    assert [one.name for one in tidy.shrink(folder, younger, new=new).removed] == ["a"]
+    assert not check.shrink(folder, older + younger, new=new).removed
+    assert [one.name for one in check.shrink(folder, younger, new=new).removed] == ["a"]
 
 
 def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) -> None:
@@ -122,22 +122,22 @@ def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) ->
     path = put("returns", 100)
     Library(folder).used(path)
     with locked(segment_files.lock_of(path)):
-        assert not tidy.remove(path) and path.exists()
+        assert not check.remove(path) and path.exists()
     held = open_stored(path)
-    assert not tidy.remove(path)
-    done = tidy.shrink(folder, 0)
+    assert not check.remove(path)
+    done = check.shrink(folder, 0)
     assert [(one.name, why) for one, why in done.spared] == [("returns", "it is in use")] and path.exists()
     assert held.layers[0].k.shape[0] == 8  # all is read, and the file is closed
-    assert tidy.remove(path) and not path.exists() and not list((folder / segment_files.USES).iterdir())
+    assert check.remove(path) and not path.exists() and not list((folder / segment_files.USES).iterdir())
     path = put("returns", 100)
     code = f"""from pathlib import Path; from notes_cli.library.container import open_stored
 held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout and other.stdout.readline() == "open\n"
-    assert not tidy.remove(path)
+    assert not check.remove(path)
     other.kill()
     other.wait()
-    assert tidy.remove(path)
+    assert check.remove(path)
 
 
 @pytest.mark.parametrize("source", ["-", "", "/nowhere/at/all.txt", "{other}\n/nowhere/at/all.txt"])
@@ -147,31 +147,31 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     """From standard input, or a file of it is gone: a budget does not lose it; a second segment of it is enough."""
     path = put("piped", 300, source=source.format(other=tmp_path / "other.txt"))
     put("other", 100)
-    done = tidy.shrink(folder, 0)
+    done = check.shrink(folder, 0)
     assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
     assert names(folder) == ["piped"]
-    there = tidy.library_files(folder)
-    assert tidy.select_files(there, [], 1.0, None) == ([], there)
+    there = check.library_files(folder)
+    assert check.select_files(there, [], 1.0, None) == ([], there)
     second = path.with_name(f"piped.{'0' * 12}.gguf")
     second.write_bytes(path.read_bytes())
-    assert len(tidy.shrink(folder, path.stat().st_size).removed) == 1
+    assert len(check.shrink(folder, path.stat().st_size).removed) == 1
 
 
 def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
     """A file that was used, compiled again or removed while the user was asked is not removed."""
     used, written, alone = put("used", 300), put("written", 200), put("alone", 100)
-    there = tidy.library_files(folder)
+    there = check.library_files(folder)
     Library(folder).used(used)
     written.write_bytes(written.read_bytes())
     (tmp_path / "alone.txt").unlink()
-    done = tidy.remove_files(there, folder)
+    done = check.remove_files(there, folder)
     assert [(one.name, why) for one, why in done.spared] == [
         *((name, "it was used or compiled meanwhile") for name in ("used", "written")),
         ("alone", "its text is nowhere else"),
     ]
     assert not done.removed and alone.exists()
     asked = [one for one in there if one.name == "alone"]
-    assert len(tidy.remove_files(tidy.library_files(folder), folder, asked).removed) == 3
+    assert len(check.remove_files(check.library_files(folder), folder, asked).removed) == 3
 
 
 def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[
     put("other", 100)
     damaged = put("damaged", 200)
     damaged.write_bytes(b"GGUF" + bytes(100))
-    done = tidy.shrink(folder, 0)
+    done = check.shrink(folder, 0)
     assert [one.name for one in done.removed] == ["other"] and damaged.exists()
     found = {one.name: why for one, why in done.spared}
     assert found["linked"].startswith(f"cannot remove {path}")
@@ -215,7 +215,7 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
     def full(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: Input/output error")
 
-    monkeypatch.setattr(tidy, "remove", full)
+    monkeypatch.setattr(check, "remove", full)
     put("f", 300)
     with Library(folder, max_size=1).compiling("e", identity, say=said.append) as path:
         write_segment(path, make_segment(n=8, name="e"))
@@ -225,5 +225,5 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
 def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:
     size = min(put(f"s{number}", 1000 - number).stat().st_size for number in range(8))
     with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda _: tidy.shrink(folder, 4 * size), range(4)))
+        done = list(pool.map(lambda _: check.shrink(folder, 4 * size), range(4)))
     assert sum(len(one.removed) for one in done) == 4 and names(folder) == ["s4", "s5", "s6", "s7"]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import shipped_model
-from notes_cli.engine.decision import Decision
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import CalibrationCheckpoint, Carried, Profile, Profiles, step_name
@@ -32,6 +31,7 @@ from notes_cli.measure.composition import (
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import Decision
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 

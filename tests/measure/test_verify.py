@@ -12,7 +12,6 @@ from samples import with_values
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.examination import (
     Cause,
@@ -45,6 +44,7 @@ from notes_cli.measure.verify import (
 from notes_cli.runtime.answering import explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import decide
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.resolve import Defaults

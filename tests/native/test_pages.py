@@ -13,8 +13,8 @@ import pytest
 
 from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 
 from ..conftest import MakeModel
 

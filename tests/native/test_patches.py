@@ -20,8 +20,8 @@ import pytest
 
 from notes_cli.engine import native, recurrent
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError, UnsupportedError
 
 from ..conftest import MakeModel

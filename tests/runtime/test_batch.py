@@ -13,7 +13,7 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run

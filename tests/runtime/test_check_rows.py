@@ -14,7 +14,7 @@ from bench.faults.broken_rows import KINDS, PLACES, mutant
 from bench.faults.forgeries import TEXTS, missed
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import LayerRows, Prefill, Segment
 from notes_cli.errors import DamagedError, EngineError, SegmentError, TakenError
 from notes_cli.library.container import open_segment, peek, write_segment

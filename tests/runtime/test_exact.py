@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reference import nmse
 
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment

@@ -17,8 +17,7 @@ from notes_cli.library.container import write_segment
 from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
-from notes_cli.runtime.freshness import Stale, stale_reasons
-from notes_cli.runtime.sources import Files, Watched, file_stamp
+from notes_cli.runtime.freshness import Files, Stale, Watched, file_stamp, stale_reasons
 from notes_cli.text.skill import Skill, load_skill, load_source, stamp_of
 
 from ..conftest import MakeSegment

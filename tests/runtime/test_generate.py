@@ -10,8 +10,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli import config
-from notes_cli.engine.decision import Decision, decide
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime import generate as room
@@ -19,10 +18,12 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import (
     ANSWER_RESERVE,
+    Decision,
     ReasoningTrace,
     Reply,
     ReplyGenerator,
     Say,
+    decide,
     decide_after_reasoning,
     ignore_text,
 )

@@ -16,7 +16,7 @@ from reference import decode, nmse, shown
 from notes_cli import config
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.vision import ImageEmbeddings, text_part
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError

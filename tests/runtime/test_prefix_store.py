@@ -14,15 +14,14 @@ from projectors import image_bytes
 
 from notes_cli import config
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.compile import MOVES, compile_skill
-from notes_cli.runtime.prefix_cache import CachedPrefix, Layout, PrefixCache, Reuse
-from notes_cli.runtime.prefix_store import BLOCK, PrefixStore
+from notes_cli.runtime.prefix_cache import BLOCK, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
 from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex

@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import decide
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.errors import DamagedError
@@ -21,6 +20,7 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import UNTRUSTED, compile_skill
+from notes_cli.runtime.generate import decide
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.editing.change import change
-from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method
-from notes_cli.engine.options import ContextOptions
+from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method, change
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.library.profiles import FORMAT, Measured, Profile, Profiles
-from notes_cli.runtime.answering import ask, explain
-from notes_cli.runtime.auto import compare
+from notes_cli.runtime.answering import ask, compare, explain
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.resolve import choose, defaults
@@ -128,7 +126,7 @@ def test_the_prompt_is_that_of_the_chosen_method(
         seen.update(field=field, both=both, stale=stale())
         return replace(compare(both, both, stale), method=FIELD if chosen == "field" else FIELD_ERRATUM)
 
-    monkeypatch.setattr("notes_cli.runtime.auto.compare", choose)
+    monkeypatch.setattr("notes_cli.runtime.answering.compare", choose)
     request = Request("Why?", [returns], errata=[f"date={value}"], choices=choices, max_tokens=4, method=AUTO)
     by_name = ask(workspace, replace(request, method=FIELD if chosen == "field" else FIELD_ERRATUM))
     plain = ask(workspace, replace(request, errata=[]))

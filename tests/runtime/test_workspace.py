@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Identity
 from notes_cli.errors import EngineError, Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Library, SegmentFile, Target

@@ -17,7 +17,7 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace

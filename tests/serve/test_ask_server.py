@@ -24,7 +24,7 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.engine import model as engine
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
 from notes_cli.serve.client import Server, address, registered, running

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from notes_cli import guidance
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime import generate
 from notes_cli.serve.parsing import parse_chat
 

@@ -11,7 +11,7 @@ import pytest
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, now
-from notes_cli.sessions import global_correction
+from notes_cli.sessions import session
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, reply_text, started
 from .test_robust import wait
@@ -287,13 +287,13 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
     for number in range(4):
         own.chat([ASK], notes={**NOTES, "session": f"s{number}"})
     steps: list[int] = []
-    real = global_correction.apply_errata
+    real = session.apply_errata
 
     def tell(*given: Any) -> int:
         steps.append(own.scheduler.metrics.steps)
         return real(*given)
 
-    monkeypatch.setattr(global_correction, "apply_errata", tell)
+    monkeypatch.setattr(session, "apply_errata", tell)
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with own.client.completions.create(model="", prompt="x", max_tokens=1000, stream=True) as chunks:
         next(iter(chunks))

@@ -13,9 +13,9 @@ from projectors import image_bytes
 from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.images import read_picture
-from notes_cli.library import tidy
+from notes_cli.library import check
 from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
 
@@ -129,7 +129,7 @@ def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) 
     """A full library evicts them first; the user's own compiled image stays."""
     library = seeing.scheduler.workspace.library
     assert isinstance(library, Library)
-    photo, *_ = [one for one in tidy.library_files(library.folder) if one.name == "photo"]
+    photo, *_ = [one for one in check.library_files(library.folder) if one.name == "photo"]
     before, library.max_size = library.max_size, 3 * photo.nbytes
     try:
         for seed in range(10, 16):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 from notes_cli.serve.prepare import TURN
 from notes_cli.serve.scheduler import Limits

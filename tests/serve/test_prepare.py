@@ -18,20 +18,19 @@ import pytest
 
 from notes_cli import config
 from notes_cli.config import Paths
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import json_body, parsing, prepare, scheduler
+from notes_cli.serve import parsing, prepare, refusals, scheduler
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, read_json
 from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
@@ -186,9 +185,9 @@ def test_each_message_is_in_its_place(served: Served, role: str) -> None:
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """And collection is enabled again afterwards, also for invalid JSON."""
     seen: list[bool] = []
-    loads = json_body.json.loads
+    loads = refusals.json.loads
     monkeypatch.setattr(
-        json_body.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+        refusals.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
     )
     assert read_json(b"[[], {}]") == [[], {}]
     with pytest.raises(parsing.Refused, match="the body is not JSON"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.serve.scheduler import Limits
 
 from .conftest import QUESTION, Json, Served, compile_into, reply_text, started

@@ -23,8 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from bench import clients
 from notes_cli.engine.context import Context
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve import event_stream
@@ -32,10 +32,9 @@ from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Guard, Refused
 from notes_cli.serve.scheduler import LONG as LONG_WORKS
 from notes_cli.serve.scheduler import DecodeThread, Limits
-from notes_cli.serve.security import Guard
 from notes_cli.serve.segment_cache import _cut
 
 from .conftest import QUESTION, Json, Served, reply_text, started

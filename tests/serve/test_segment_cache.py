@@ -15,7 +15,7 @@ from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.config import Paths
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace

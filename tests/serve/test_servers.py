@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from notes_cli.config import Paths
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import HeldSessionError
 from notes_cli.serve.server import listen
 from notes_cli.sessions.folder import SessionFolder, Sessions

@@ -12,9 +12,9 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli.cli import run
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime import prefix_store
+from notes_cli.runtime import prefix_cache
 from notes_cli.serve import server
 from notes_cli.serve.scheduler import Limits
 
@@ -260,8 +260,8 @@ def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run(["serve", "--port", "0", *options]) == 0
     assert given == [None, 0, 3000 << 20]
     for free, budget in ((None, 0), (4 << 30, 1 << 30), (1 << 40, 8 << 30)):
-        monkeypatch.setattr(prefix_store, "available_memory", lambda free=free: free)
-        assert prefix_store.default_budget() == budget
+        monkeypatch.setattr(prefix_cache, "available_memory", lambda free=free: free)
+        assert prefix_cache.default_budget() == budget
 
 
 def test_a_fault_before_a_prefill_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_a_fault_before_a_prefill_leaves_nothing(tmp_path: Path, monkeypatch: py
         _, _, agents = take_turns(served, 1)
         turn = [*agents[0], {"role": "user", "content": "Anything else?"}]
         with monkeypatch.context() as patch:
-            patch.setattr(prefix_store.PrefixStore, "restore", lambda *_: 1 // 0)
+            patch.setattr(prefix_cache.PrefixStore, "restore", lambda *_: 1 // 0)
             served.chat(turn, 500)
         leased = served.at_context(lambda: served.scheduler.workspace.context.n_leased)
         assert leased == len(served.at_context(lambda: list(served.scheduler.prefixes.idle_prefixes())))

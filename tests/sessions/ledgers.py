@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.segment import Identity
-from notes_cli.sessions.ledger import Header, read_ledger, serialize
-from notes_cli.sessions.listing import HEAD, LEDGER
+from notes_cli.sessions import HEAD, LEDGER
+from notes_cli.sessions.state import Header, read_ledger, serialize
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
 HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")

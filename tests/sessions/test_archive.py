@@ -15,10 +15,10 @@ import pytest
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
+from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.ledger import read_ledger, serialize
-from notes_cli.sessions.listing import HEAD, LEDGER
+from notes_cli.sessions.state import read_ledger, serialize
 
 from .ledgers import HEADER, turn
 

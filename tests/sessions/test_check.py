@@ -13,9 +13,9 @@ from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.sessions import LEDGER
 from notes_cli.sessions.archive import check_sessions
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.listing import LEDGER
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from notes_cli.errors import HeldSessionError, NotesError, SessionError
+from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.listing import HEAD, LEDGER
 
 from ..limits import small_files
 from ..refused import refused

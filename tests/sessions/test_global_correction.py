@@ -13,7 +13,7 @@ from notes_cli.errors import Notice
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding, now
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
-from notes_cli.sessions.global_correction import Corrected, correct, correcting
+from notes_cli.sessions.session import Corrected, correct, correcting
 from notes_cli.sessions.state import Line, State
 
 from ..conftest import MakeModel

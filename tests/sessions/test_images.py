@@ -15,15 +15,15 @@ from reference import nmse
 
 from notes_cli import config
 from notes_cli.editing.methods import Method
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.measure.examination import verify_session
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import session_kv
-from notes_cli.sessions.ledger import LedgerError, read_ledger, serialize
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import LedgerError, read_ledger, serialize
 from notes_cli.text.skill import parse_skill
 
 from .test_forget import held

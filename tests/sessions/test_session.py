@@ -17,7 +17,7 @@ from reference import nmse
 import notes_cli as notes
 from notes_cli.config import paths
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError

@@ -13,7 +13,7 @@ import pytest
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context
-from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.measure.battery import shipped_battery

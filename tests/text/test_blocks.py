@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.blocks import Blocks, block_starts, references
-from notes_cli.text.fields import token_spans
+from notes_cli.text.fields import Blocks, block_starts, references, token_spans
 
 TEXT = """Intro.
 

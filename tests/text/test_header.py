@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.header import read_header
-from notes_cli.text.skill import load_skill, read_card
+from notes_cli.text.skill import load_skill, read_card, read_header
 
 WANTED = ("ferry-trips", "Plans trips: ferries and buses.", "Read the tides.")
 

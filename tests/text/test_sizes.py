@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notes_cli.errors import NotesError
-from notes_cli.text.sizes import human_age, human_size, parse_age, parse_size
+from notes_cli.text.names import human_age, human_size, parse_age, parse_size
 
 from ..refused import refused
 
