@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
 from bench.real.run import Outcome, answers
 from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
 from notes_cli.api import Model
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import Method
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.verify import cosine, divergence
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, shipped_wordings, word
-from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart
 from notes_cli.text.skill import parse_skill
 
 SYSTEM = "You answer questions about the texts that follow. Answer briefly."
 CORRECTIONS = ("nothing", "erratum", "field", "field+erratum", "suffix")  # suffix: the entries of a full prefill
-CONTEXTS = ("alone", "another", "turn")
-PLACES = ("skill", "question")
 RUNS = 7  # answers that are timed
 Progress = Callable[[str], object]
 
@@ -206,64 +202,6 @@ def _each(model: Model, tasks: Sequence[Tasks], progress: Progress) -> Iterator[
             if number % 5 == 0:
                 progress(f"{one.skill}: correction {number} of {len(one.corrections)}")
             yield segment, correction
-
-
-def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
-    """Where an erratum is best and how it is best worded, over a quarter of the corrections: after the skill and before
-    the question, with and without the field in place, alone, after a system text and another skill, and in a later
-    turn; and each wording after the skill with the field in place."""
-    workspace, wordings = model.workspace, shipped_wordings()
-    keys = [
-        (context, method, place, wordings.default)
-        for method in ("erratum", "field+erratum")
-        for place in PLACES
-        for context in CONTEXTS
-    ]
-    keys += [("alone", "field+erratum", "skill", one) for one in wordings.forms if one != wordings.default]
-    rows = {key: Corrected(key[1]) for key in keys}
-    segments = [model.compile(SKILLS / one.skill) for one in tasks]
-    before = {segment.name: segments[number - 1] for number, segment in enumerate(segments)}
-    some = [replace(one, corrections=one.corrections[::4]) for one in tasks]
-    plain: dict[tuple[str, str], Outcome] = {}  # answers to the other question without a correction
-    for segment, correction in _each(model, some, progress):
-        assert correction.other is not None
-        asked, other = replace(correction, follows=None), (segment.name, correction.other.ask)
-        if other not in plain:
-            (plain[other],) = answers(workspace, [Prompt(correction.other.ask, [segment])])
-        for context, method, place, wording in keys:
-            sentence = word(Erratum(correction.field, correction.value, ""), wording)
-            skills = [before[segment.name], segment] if context == "another" else [segment]
-            prompts = [
-                _placed(ask, skills, context, sentence, place, correction, method) for ask in questions_of(asked)
-            ]
-            uncorrected = [plain[other]] * len(prompts)
-            rows[context, method, place, wording].add(asked, answers(workspace, prompts), uncorrected)
-    return [
-        {"context": context, "place": place, "wording": wording, **asdict(row)}
-        for (context, _, place, wording), row in rows.items()
-    ]
-
-
-def _placed(
-    ask: str,
-    skills: Sequence[Segment],
-    context: str,
-    sentence: str,
-    place: str,
-    correction: Correction,
-    method: str,
-) -> Prompt:
-    """A prompt with the erratum directly after the last skill, or before the question."""
-    erratum = (ErratumPart(sentence),)
-    text = (TextPart(SYSTEM),) if context == "another" else ()
-    system = Message(
-        "system", (*text, *(SkillPart(one.name) for one in skills), *(erratum if place == "skill" else ()))
-    )
-    earlier = [Message("user", (TextPart("Hello"),)), Message("assistant", (TextPart("Hello! How can I help you?"),))]
-    question = Message("user", (*(erratum if place == "question" else ()), TextPart(ask)))
-    messages = (system, *(earlier if context == "turn" else []), question)
-    values = {f"{skills[-1].name}.{correction.field}": correction.value} if METHODS[method].edits_rows else {}
-    return Prompt("", skills, conversation=Conversation(messages), fields=values, method=Method("field"))
 
 
 def interval(part: int, whole: int) -> tuple[float, float]:
