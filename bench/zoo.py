@@ -188,13 +188,12 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "zoo" / "models")
     parser.add_argument("--arch", default="", help="only models whose name matches")
     parser.add_argument("--columns", default="", help="only combinations that match, such as '^f16 plain on one'")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models at a time")
     parser.add_argument("--write", type=Path, help="write the table into this Markdown file, too")
     given = parser.parse_args()
 
     paths = [path for path in sorted(given.models.glob("*.gguf")) if re.search(given.arch, path.stem)]
     lines: list[Line] = []
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for found in pool.map(lambda path: measure(path, given.columns), paths):
             lines += found
             for line in found:

@@ -36,9 +36,7 @@ KINDS: dict[str, type[Kind]] = {  # in the order in which they run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"some of: {', '.join(KINDS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="every case of the campaign (about an hour)")
     parser.add_argument("--seconds", type=float, default=SLICE, help="in all (default: %(default)s)")

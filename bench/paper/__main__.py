@@ -17,13 +17,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import notes_cli as notes
 from bench.paper import report
 from bench.paper import tasks as made
 from bench.paper.caches import Lab
-from bench.paper.experiments import EXPERIMENTS, PAIRS, Cell, cells
-from bench.results import Results
+from bench.paper.experiments import EXPERIMENTS, PAIRS, Cell, Result, cells
 from notes_cli import config
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
@@ -34,6 +34,36 @@ from notes_cli.text.erratum import Erratum, shipped_wordings, word
 WORDING = "state"  # the author's; the tiny model's own tasks have the default one
 SAMPLE = made.filler(20)
 TOKENS_OF_SAMPLE = 271  # by SmolLM2's tokenizer, in whose tokens the experiments' costs are
+
+
+class Results:
+    """Results in a file, a line each, of one model with the same tasks."""
+
+    def __init__(self, path: Path, model: str, fingerprint: str) -> None:
+        """Raises NotesError for results of another model or of other tasks."""
+        self.path, self.found = path, dict[str, Result]()
+        head = {"model": model, "fingerprint": fingerprint}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = text.splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):  # a run that was killed while it wrote
+            path.write_text("".join(lines[:-1]), encoding="utf-8")
+            del lines[-1]
+        if not lines:
+            self._append(head)
+        elif json.loads(lines[0]) != head:
+            raise NotesError(f"{path} has results of another model or of other tasks", "Remove it, or move it away")
+        for line in lines[1:]:
+            entry = json.loads(line)
+            self.found[entry["cell"]] = entry["result"]
+
+    def add(self, key: str, result: Result) -> None:
+        self.found[key] = result
+        self._append({"cell": key, "result": result})
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n_ctx: int) -> tuple[str, Results]:
