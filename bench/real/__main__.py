@@ -24,7 +24,12 @@ from bench.real import measure, report
 from bench.real.tasks import load_facts, load_tasks
 from notes_cli.config import Paths
 
-PARTS = ("speed", "fidelity", "facts", "corrections")
+PARTS: dict[str, Callable[[notes.Model, argparse.Namespace], Any]] = {
+    "speed": lambda model, _: measure.speed(model, load_tasks(), _progress),
+    "fidelity": lambda model, _: measure.fidelity(model, load_tasks(), _progress),
+    "facts": lambda model, given: measure.facts(model.workspace, load_facts(given.facts), _progress),
+    "corrections": lambda model, _: measure.corrections(model, load_tasks(), _progress),
+}
 
 
 def main() -> int:
@@ -37,17 +42,10 @@ def main() -> int:
     parts = given.only or [part for part in PARTS if part != "facts" or given.facts]
     if "facts" in parts and given.facts is None:
         parser.error("facts need --facts FILE")
-    tasks = load_tasks()
     with tempfile.TemporaryDirectory() as home, notes.open(given.model, paths=Paths.under(Path(home))) as model:
         whole: dict[str, Any] = {}
-        run: dict[str, Callable[[], Any]] = {
-            "speed": lambda: measure.speed(model, tasks, _progress),
-            "fidelity": lambda: measure.fidelity(model, tasks, _progress),
-            "facts": lambda: measure.facts(model.workspace, load_facts(given.facts), _progress),
-            "corrections": lambda: measure.corrections(model, tasks, _progress),
-        }
         for part in parts:
-            whole[part] = run[part]()
+            whole[part] = PARTS[part](model, given)
             if given.write:
                 report.write(model.name, part, whole[part])
         print(report.tables(whole))

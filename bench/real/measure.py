@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench.real.run import Outcome, answers
@@ -52,12 +52,8 @@ class Fidelity:
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
         cosines, divergences = found.pop("cosines"), found.pop("divergences")
-        return {
-            **found,
-            "cosine": round(sum(cosines) / len(cosines), 5),
-            "lowest_cosine": round(min(cosines), 5),
-            "kl": round(sum(divergences) / len(divergences), 5),
-        }
+        means = {"cosine": fmean(cosines), "lowest_cosine": min(cosines), "kl": fmean(divergences)}
+        return found | {name: round(mean, 5) for name, mean in means.items()}
 
 
 @dataclass
@@ -116,15 +112,8 @@ def speed(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict
         asked = [question.ask for question in one.questions[:RUNS]]
         prefilled = [model.ask(ask, system=segment.text, max_tokens=1).first_token for ask in asked[:3]]
         spliced = [model.ask(ask, splice=[segment], max_tokens=1).first_token for ask in asked]
-        rows.append(
-            {
-                "skill": one.skill,
-                "tokens": len(segment),
-                "bytes": segment.nbytes,
-                "prefill": round(median(prefilled), 3),
-                "spliced": round(median(spliced), 3),
-            }
-        )
+        times = {"prefill": round(median(prefilled), 3), "spliced": round(median(spliced), 3)}
+        rows.append({"skill": one.skill, "tokens": len(segment), "bytes": segment.nbytes, **times})
     return rows
 
 
@@ -160,14 +149,13 @@ def facts(workspace: Workspace, given: Sequence[Fact], progress: Progress) -> li
             progress(f"facts: {number} of {len(given)}")
         name = f"passage-{number}"
         compiled.append(compile_skill(workspace, parse_skill(fact.passage, source=name, default=name)))
-        segment, ask = compiled[-1], fact.question.ask
-        before = compiled[number - 1 :][:1] if number else []
-        for way, skills, system in (
-            ("compiled", [segment], None),
-            ("system", [segment], SYSTEM),
-            ("another", [*before, segment], SYSTEM),
-        ):
-            prompt = [Prompt(ask, skills, system=system)]
+        ways = (
+            ("compiled", compiled[-1:], None),
+            ("system", compiled[-1:], SYSTEM),
+            ("another", compiled[-2:], SYSTEM),
+        )
+        for way, skills, system in ways:
+            prompt = [Prompt(fact.question.ask, skills, system=system)]
             full = answers(workspace, prompt, splice=False)
             rows[way].add([fact.question], answers(workspace, prompt), full)
     return [one.as_dict() for one in rows.values()]
