@@ -23,7 +23,7 @@ import notes_cli as notes
 from bench.paper import report
 from bench.paper import tasks as made
 from bench.paper.caches import Lab
-from bench.paper.experiments import EXPERIMENTS, PAIRS, Cell, Result, cells
+from bench.paper.experiments import EXPERIMENTS, PAIRS, Result, cells
 from notes_cli import config
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
@@ -32,8 +32,6 @@ from notes_cli.runtime.naming import model_file, own_name
 from notes_cli.text.erratum import Erratum, shipped_wordings, word
 
 WORDING = "state"  # the author's; the tiny model's own tasks have the default one
-SAMPLE = made.filler(20)
-TOKENS_OF_SAMPLE = 271  # by SmolLM2's tokenizer, in whose tokens the experiments' costs are
 
 
 class Results:
@@ -82,7 +80,7 @@ def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n
         default = shipped_wordings().default
         own = Lab(workspace, system=True, erratum=lambda field, value: _word(field, value, default))
         left = [cell for cell in cells(data, scale, only, tiny=tiny) if cell.key not in results.found]
-        _print_estimate(author, left)
+        _print(f"{len(left)} tasks are left. Interrupt and run it again as you like")
         for cell in left:
             began = time.perf_counter()
             try:
@@ -96,27 +94,6 @@ def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n
 
 def _word(field: str, value: str, wording: str) -> str:
     return word(Erratum(field, value, ""), wording)
-
-
-def _print_estimate(lab: Lab, left: Sequence[Cell]) -> None:
-    """Print how long these cells will take, by the speed of a short prefill and answer."""
-    tokens = lab.text(SAMPLE)
-    with lab.sequence(tokens) as sequence:
-        began = time.perf_counter()
-        sequence.logits()
-        each = (time.perf_counter() - began) / TOKENS_OF_SAMPLE
-        began = time.perf_counter()
-        for token in tokens[:8]:
-            sequence.append([int(token)])
-            sequence.logits()
-        answer = (time.perf_counter() - began) / 8
-    total = 0.0
-    for name, experiment in EXPERIMENTS.items():
-        if count := sum(cell.experiment == name for cell in left):
-            seconds = count * (experiment.prefill * each + experiment.generated * answer)
-            total += seconds
-            _print(f"{name}: {count} tasks, about {seconds / 60:.1f} minutes: {experiment.title}")
-    _print(f"{len(left)} tasks are left, about {total / 60:.0f} minutes. Interrupt and run it again as you like")
 
 
 def _print(text: str) -> None:
