@@ -171,9 +171,8 @@ class Campaign:
         for _ in range(8):
             torn[chance.randrange(len(torn))] = chance.randrange(256)
         reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(
-            chance.choice([noise, bytes(torn), self._request(noise), b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9999])
-        )
+        headers = b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 9999
+        writer.write(chance.choice([noise, bytes(torn), self._request(noise), headers]))
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await writer.drain()
             writer.write_eof()
@@ -188,9 +187,8 @@ class Campaign:
         strange = chance.choice([None, -1, 1e99, "x" * 999, [], {}, True, [[]], "\x00", {"a": [1]}, float(2**63)])
         keys = ("messages", "model", "n", "stop", "seed", "max_tokens", "temperature", "notes", "tools", "logprobs")
         wrong = {**asked, chance.choice([*keys, "response_format", "stream_options", "what"]): strange}
-        path = chance.choice(
-            ["/v1/chat/completions", "/v1/completions", "/v1/notes/errata", "/tokenize", "/v1/notes/explain"]
-        )
+        paths = ["/v1/chat/completions", "/v1/completions", "/v1/notes/errata", "/tokenize", "/v1/notes/explain"]
+        path = chance.choice(paths)
         self._state((await self.http.post(path, json=wrong)).status_code)
 
     async def exceed(self, chance: random.Random) -> None:
@@ -258,9 +256,7 @@ def prepare(url: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.clients", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=24)

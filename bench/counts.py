@@ -160,13 +160,8 @@ def entered(*, show: bool = False) -> dict[str, float]:
         ask = ["ask", "May I?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", "2", "--server", "off"]
         model = ["-m", str(PACKAGE / "models" / "notes-tiny-q8_0.gguf")]
         for command in (["compile", f"{folder}/returns.txt"], ask, ask):  # the last one finds all that is remembered
-            done = subprocess.run(
-                [sys.executable, "-c", TRACER, str(PACKAGE), *command, *model],
-                env=environment,
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-            )
+            traced = [sys.executable, "-c", TRACER, str(PACKAGE), *command, *model]
+            done = subprocess.run(traced, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             status, functions, modules = json.loads(done.stderr.splitlines()[-1])
             if status:
                 raise SystemExit(done.stderr)

@@ -1,6 +1,6 @@
 """Compare decisions by a spliced image and by an image encoded again, on held-out pictures and questions.
 
-    python -m bench.images [--model FILE --mmproj FILE] [--questions N] [--seed S] [--out FILE]
+    python -m bench.images [--questions N] [--out FILE]
 
 Every question is asked twice: with its image compiled and spliced, and with all of it decoded, the image looked at
 again. It is the same decision where both greedy answers are the same text; beside it, how far the logits of the first
@@ -19,13 +19,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.marked import grid
-from notes_cli import config
+from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -40,7 +41,7 @@ from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import image_skill
 from training.eye import pictures
 
-MODELS = Path(__file__).resolve().parents[1] / "notes_cli" / "models"
+MODEL, PROJECTOR = (shipped_model().with_name(f"notes-eye-{name}.gguf") for name in ("q8_0", "mmproj-f16"))
 WAYS = ("alone", "text", "far", "images", "erratum")
 SENTENCES = {"text": (2, 6), "far": (30, 50), "erratum": (2, 6)}  # how many, before the image
 ALIKE = ("spliced", "time axis alone", "not rotated", "another image's rows")
@@ -141,20 +142,15 @@ def measure(workspace: Workspace, way: str, count: int, seed: int) -> dict[str, 
     answers: dict[str, list[Answer]] = {}
     right = {"decoded": 0, "spliced": 0}
     context = workspace.context
-    others = {
-        kind: compiled(
-            workspace, _file(pictures.make(random.Random(99), kind, True), random.Random(1)), f"other-{kind}"
-        )
-        for kind in pictures.SIZES
-    }
+    unlike = {kind: pictures.make(random.Random(99), kind, True) for kind in pictures.SIZES}
+    others = {kind: compiled(workspace, _file(one, random.Random(1)), kind) for kind, one in unlike.items()}
     for case in cases(way, count, seed):
         segments = [compiled(workspace, data, f"image-{index}") for index, data in enumerate(case.files)]
         with assemble(workspace, prompt_of(case, segments), seam=1, dry=True) as plan:
             moved = {piece.name: piece.moved for piece in plan.pieces if piece.how == "spliced"}
         turned = [time_alone(context, one, moved[one.name]) for one in segments]
-        swapped = [
-            replace(others[picture.kind], name=one.name) for one, picture in zip(segments, case.shown, strict=True)
-        ]
+        pairs = zip(segments, case.shown, strict=True)
+        swapped = [replace(others[picture.kind], name=one.name) for one, picture in pairs]
         found = {
             "decoded": ask(workspace, case, segments, splice=False),
             "spliced": ask(workspace, case, segments),
@@ -166,11 +162,11 @@ def measure(workspace: Workspace, way: str, count: int, seed: int) -> dict[str, 
             answers.setdefault(name, []).append(one)
         for name in right:
             right[name] += found[name].answer.strip() == case.answer
-    pairs = {name: list(zip(answers[name], answers["decoded"], strict=True)) for name in ALIKE}
+    compared = {name: list(zip(answers[name], answers["decoded"], strict=True)) for name in ALIKE}
     return {
         "questions": count,
-        **{f"same, {name}": sum(a.answer == b.answer for a, b in some) for name, some in pairs.items()},
-        **{f"distance, {name}": float(np.median([a.distance(b) for a, b in some])) for name, some in pairs.items()},
+        **{f"same, {name}": sum(a.answer == b.answer for a, b in some) for name, some in compared.items()},
+        **{f"distance, {name}": float(np.median([a.distance(b) for a, b in some])) for name, some in compared.items()},
         **{f"right, {name}": number for name, number in right.items()},
     }
 
@@ -186,23 +182,19 @@ def timed(workspace: Workspace, repeats: int) -> dict[str, float]:
             with assemble(workspace, prompt_of(case, segments), splice=splice, seam=1) as sequence:
                 sequence.logits()
             taken[name].append(time.perf_counter() - started)
-    return {name: sorted(found)[len(found) // 2] for name, found in taken.items()}
+    return {name: median(found) for name, found in taken.items()}
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.images", description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, default=MODELS / "notes-eye-q8_0.gguf")
-    parser.add_argument("--mmproj", type=Path, default=MODELS / "notes-eye-mmproj-f16.gguf")
     parser.add_argument("--questions", type=int, default=200, help="of each kind (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="write the numbers here, as JSON")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        paths = config.Paths.under(Path(folder))
-        options = ContextOptions(n_ctx=2048, n_threads=1)
-        with Workspace(given.model, options, paths=paths, projector=given.mmproj) as workspace:
-            found = {way: measure(workspace, way, given.questions, given.seed) for way in WAYS}
+        paths, options = Paths.under(Path(folder)), ContextOptions(n_ctx=2048, n_threads=1)
+        with Workspace(MODEL, options, paths=paths, projector=PROJECTOR) as workspace:
+            found = {way: measure(workspace, way, given.questions, 1) for way in WAYS}
             seconds = timed(workspace, 200)
     columns = [*(f"same, {name}" for name in ALIKE), "right, decoded", "right, spliced"]
     shares = [[f"{one[name] / given.questions:.3f}" for name in columns] for one in found.values()]

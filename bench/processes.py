@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,8 @@ def watched(command: Sequence[str], log: Path, environment: Mapping[str, str] | 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as errors:
         started, first, out = time.perf_counter(), 0.0, b""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=_environment(environment or {}),
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
+        process = subprocess.Popen(command, **streams, env=_environment(environment or {}))
         assert process.stdout
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
             out += chunk
@@ -107,11 +102,9 @@ def running(command: Sequence[str], log: Path, environment: Mapping[str, str], l
 
 def _ready(url: str) -> None:
     for _ in range(6000):
-        try:
+        with suppress(httpx.TransportError):
             if httpx.get(f"{url}/health", timeout=5).status_code == 200:
                 return
-        except httpx.TransportError:
-            pass
         time.sleep(0.01)
     raise SystemExit(f"{url} does not get ready")
 

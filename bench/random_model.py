@@ -82,17 +82,13 @@ def random_model(
     random = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(None, shape.arch)
     writer.add_name(f"random {shape.arch} {shape.layers}x{shape.width}")
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head)
-    writer.add_value_length(shape.head)
+    sizes = {"context_length": shape.context, "embedding_length": shape.width, "block_count": shape.layers}
+    sizes |= {"feed_forward_length": shape.feed_forward, "head_count": shape.heads, "head_count_kv": shape.kv_heads}
+    sizes |= {"key_length": shape.head, "value_length": shape.head, "file_type": 7}
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_file_type(7)
     likely = np.array(copied_tokenizer(writer, tokenizer) if tokenizer else [True] * write_tokenizer(writer))
 
     def matrix(name: str, rows: int, columns: int) -> None:
@@ -118,18 +114,15 @@ def random_model(
     q, kv = shape.heads * shape.head, shape.kv_heads * shape.head
     embeddings()
     norm("output_norm", shape.width)
+    width, forward = shape.width, shape.feed_forward
+    matrices = {"attn_q": (q, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, q)}
+    matrices |= {"ffn_gate": (forward, width), "ffn_up": (forward, width), "ffn_down": (width, forward)}
+    norms = {"attn_norm": width, "attn_q_norm": shape.head, "attn_k_norm": shape.head, "ffn_norm": width}
     for i in range(shape.layers):
-        norm(f"blk.{i}.attn_norm", shape.width)
-        matrix(f"blk.{i}.attn_q", q, shape.width)
-        matrix(f"blk.{i}.attn_k", kv, shape.width)
-        matrix(f"blk.{i}.attn_v", kv, shape.width)
-        matrix(f"blk.{i}.attn_output", shape.width, q)
-        norm(f"blk.{i}.attn_q_norm", shape.head)
-        norm(f"blk.{i}.attn_k_norm", shape.head)
-        norm(f"blk.{i}.ffn_norm", shape.width)
-        matrix(f"blk.{i}.ffn_gate", shape.feed_forward, shape.width)
-        matrix(f"blk.{i}.ffn_up", shape.feed_forward, shape.width)
-        matrix(f"blk.{i}.ffn_down", shape.width, shape.feed_forward)
+        for name, (rows, columns) in matrices.items():
+            matrix(f"blk.{i}.{name}", rows, columns)
+        for name, size in norms.items():
+            norm(f"blk.{i}.{name}", size)
     return finish(writer, path)
 
 

@@ -35,19 +35,17 @@ def run(python: Path | str, example: str, folder: Path, path: Path | str | None 
         (folder / "skills").symlink_to(ROOT / "skills")
         (folder / "photos").symlink_to(ROOT / "docs" / "images")
     environment = _environment(path) | {"NOTES_HOME": str(folder / "home")}
-    return _lines([str(python), "example.py"], folder, environment)
+    done = subprocess.run([str(python), "example.py"], cwd=folder, env=environment, capture_output=True, text=True)
+    sys.stderr.write(done.stderr if done.returncode else "")
+    done.check_returncode()
+    return done.stdout.splitlines()
 
 
 def check(python: Path | str, example: str, folder: Path, path: Path | str | None = None) -> list[str]:
     """Return the errors of mypy --strict for an example, with types of the installed package (`py.typed`)."""
     (folder / "example.py").write_text(example, encoding="utf-8")
-    done = subprocess.run(
-        [str(python), "-m", "mypy", "--strict", "--no-error-summary", "example.py"],
-        cwd=folder,
-        env=_environment(path),
-        capture_output=True,
-        text=True,
-    )
+    command = [str(python), "-m", "mypy", "--strict", "--no-error-summary", "example.py"]
+    done = subprocess.run(command, cwd=folder, env=_environment(path), capture_output=True, text=True)
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
 
 
@@ -55,14 +53,6 @@ def _environment(path: Path | str | None) -> dict[str, str]:
     """That of this process without the checkout; `path`: a PYTHONPATH."""
     kept = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH", "NOTES_MODEL")}
     return kept | ({"PYTHONPATH": str(path)} if path else {})
-
-
-def _lines(command: list[str], folder: Path, environment: dict[str, str]) -> list[str]:
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.stderr.write(done.stderr)
-        done.check_returncode()
-    return done.stdout.splitlines()
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Time splice against prefill and memcpy, on a random model in the shape of Qwen3-0.6B.
 
-    python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill]
+    python -m bench.speed [--tokens 1024 4096 8192]
 
 The segment's file is in the page cache, and llama.cpp has written to the context's cells before. `file` opens the file
 and splices it, every byte checked on the way; `read` has the system copy the same bytes out of its page cache, all
@@ -38,6 +38,8 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 FOLDER = ROOT / "build" / "bench"
 COMPILED_AT, SPLICED_AT = 16, 100  # the segment moves by the difference
 QUESTION = 16
+THREADS = os.cpu_count() or 1
+REPEAT = 9  # splices of each kind
 HEAD = (
     f"{'':6} {'':>4} {'':>4} {'K/V':>7} {'prefill':>10} {'file':>8} {'read':>8} {'splice':>8} {'':>8} {'':>8}"
     f" {'memcpy':>8} {'':>8} {'splice/memcpy':>15} {'file/':>7} {'question':>9} {'prefill/':>9}\n"
@@ -58,12 +60,12 @@ class Copies:
 
     PIECE = 1 << 20  # bytes of a buffer that stays in a thread's caches
 
-    def __init__(self, size: int, path: Path, threads: int) -> None:
+    def __init__(self, size: int, path: Path) -> None:
         self.source, self.target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         self.target[:] = 1
-        self.path, self.pool = path, ThreadPoolExecutor(threads)
-        self.parts = list(pairwise(size * i // threads for i in range(threads + 1)))
-        self.buffers = [bytearray(self.PIECE) for _ in range(threads)]
+        self.path, self.pool = path, ThreadPoolExecutor(THREADS)
+        self.parts = list(pairwise(size * i // THREADS for i in range(THREADS + 1)))
+        self.buffers = [bytearray(self.PIECE) for _ in range(THREADS)]
 
     def one(self) -> None:
         """By one thread."""
@@ -112,46 +114,39 @@ def random_rows(context: Context, count: int) -> tuple[LayerRows, ...]:
     return tuple(LayerRows(layer.layer, rows(layer.n_embd_k), rows(layer.n_embd_v)) for layer in context.layers)
 
 
-def compile_all(model: Model, counts: list[int], threads: int, prefill: bool) -> dict[int, tuple[Path, float | None]]:
+def compile_all(model: Model, counts: list[int]) -> dict[int, tuple[Path, float]]:
     """A segment of the first n tokens of one text for each n, on disk, and how long their prefill took."""
     tokens = np.random.default_rng(1).integers(0, 256, max(counts)).astype(np.int32)
-    made: dict[int, tuple[Path, float | None]] = {}
-    options = ContextOptions(n_ctx=max(counts) + 256, n_threads=threads, flash_attention="on")
+    made = {}
+    options = ContextOptions(n_ctx=max(counts) + 256, n_threads=THREADS, flash_attention="on")
     with Context(model, options) as context:
         sequence = KVSequence(context)
         sequence.append(np.arange(COMPILED_AT))
         sequence.flush()
         took = 0.0
         for count in sorted(counts):
-            if prefill:
-                sequence.append(tokens[len(sequence) - COMPILED_AT : count])
-                took += seconds(sequence.flush)
-                layers = context.read(0, COMPILED_AT, count, base=COMPILED_AT)
-            else:
-                layers = random_rows(context, count)
+            sequence.append(tokens[len(sequence) - COMPILED_AT : count])
+            took += seconds(sequence.flush)
+            layers = context.read(0, COMPILED_AT, count, base=COMPILED_AT)
             path = FOLDER / f"random-{count}.notes"
             write_segment(path, make_segment(context, tokens[:count], layers))
-            made[count] = path, took if prefill else None
-            print(f"compiled {count} tokens" + (f" in {took:.1f} s" if prefill else ""), file=sys.stderr)
+            made[count] = path, took
+            print(f"compiled {count} tokens in {took:.1f} s", file=sys.stderr)
     return made
 
 
-def measure(
-    model: Model, path: Path, prefill: float | None, flash: Literal["on", "off"], cache: str, threads: int, repeat: int
-) -> str:
+def measure(model: Model, path: Path, prefill: float, flash: Literal["on", "off"], cache: str) -> str:
     """A line of the table."""
     segment = open_segment(path)
     size = segment.nbytes * (2 if cache == "f32" else 1)
-    options = ContextOptions(
-        n_ctx=len(segment) + 256, n_threads=threads, flash_attention=flash, type_k=cache, type_v=cache
-    )
-    copies = Copies(size, path, threads)
+    options = ContextOptions(len(segment) + 256, n_threads=THREADS, flash_attention=flash, type_k=cache, type_v=cache)
+    copies = Copies(size, path)
     with Context(model, options) as context:
         sequence = KVSequence(context)
         sequence.append(np.arange(SPLICED_AT))
         sequence.flush()
         files, reads, splices, ones, severals, questions = [], [], [], [], [], []
-        for _ in range(repeat):
+        for _ in range(REPEAT):
             sequence.truncate(SPLICED_AT)
             files.append(seconds(lambda: sequence.splice(open_stored(path))))
             reads.append(seconds(copies.read))
@@ -166,26 +161,23 @@ def measure(
     file, splice, one, several = map(min, (files, splices, ones, severals))
     times = (file, min(reads), splices[0], median(splices[1:]), splice, one, several)
     return (
-        f"{len(segment):6} {flash:>4} {cache:>4} {size / 1e6:7.0f} {f'{prefill:.1f}' if prefill else '-':>10}"
+        f"{len(segment):6} {flash:>4} {cache:>4} {size / 1e6:7.0f} {prefill:10.1f}"
         f"{''.join(f' {each * 1e3:8.1f}' for each in times)}"
         f" {splice / one:7.2f} {splice / several:7.2f} {file / several:7.2f}"
-        f" {min(questions) * 1e3:9.1f} {f'{prefill / splice:.0f}' if prefill else '-':>9}"
+        f" {min(questions) * 1e3:9.1f} {prefill / splice:9.0f}"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 8192], help="lengths of the segment")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--repeat", type=int, default=9, help="splices of each kind, two at least")
-    parser.add_argument("--no-prefill", action="store_true", help="splice random rows instead: minutes less")
     args = parser.parse_args()
     with Model(random_model(), gpu_layers=0) as model:
-        made = compile_all(model, args.tokens, args.threads, not args.no_prefill)
-        print(HEAD % ((args.threads,) * 3))
+        made = compile_all(model, args.tokens)
+        print(HEAD % ((THREADS,) * 3))
         flashes: tuple[Literal["on", "off"], ...] = ("on", "off")
         for count, flash, cache in product(args.tokens, flashes, ("f16", "f32")):
-            print(measure(model, *made[count], flash, cache, args.threads, max(2, args.repeat)), flush=True)
+            print(measure(model, *made[count], flash, cache), flush=True)
     for segment, _ in made.values():
         segment.unlink()
 

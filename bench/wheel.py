@@ -22,7 +22,7 @@ import tempfile
 import time
 import venv
 import zipfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,32 +32,23 @@ PORTABLE = {"cmake.define.NOTES_PORTABLE": "ON", "build-dir": "build/portable"}
 COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "cl", "cmake", "ninja", "make", "git")
 SECONDS = 30  # an installation may take
 
-# Required parts of the wheel: patterns of paths.
+# Parts of the wheel: how many files of it there must be at least, and the pattern of their paths.
 PARTS = {
-    "the library": r"notes_cli/lib/(lib)?notes-llama\.(so|dylib|dll)",
-    "what looks at images": r"notes_cli/lib/(lib)?notes-mtmd\.(so|dylib|dll)",
-    "ggml": r"notes_cli/lib/(lib)?notes-ggml\.(so|dylib|dll)",
-    "what backends share": r"notes_cli/lib/(lib)?notes-ggml-base\.(so|dylib|dll)",
-    "CPU backends": r"notes_cli/lib/(lib)?ggml-cpu-\w.*\.(so|dll)",
-    "other backends": r"notes_cli/lib/(lib)?ggml-(?!cpu)\w+\.(so|dll)",
-    "libraries of the compiler": r"notes_cli\.libs/.*|notes_cli/\.dylibs/.*",
-    "the binding": r"notes_cli/lib/(__init__|llama_cpp|mtmd_cpp|_ctypes_extensions)\.py",
-    "licences of what is in it": r"notes_cli/lib/LICENSE\.(llama\.cpp|llama-cpp-python|xxhash)",
-    "the model": r"notes_cli/models/.*",
-    "prompts and skills": r"notes_cli/(prompts|skills)/.*",
-    "the page": r"notes_cli/serve/page/[^/]+\.(html|css|js|svg)",
-    "Python": r"notes_cli/(?!lib/).*\.py|notes_cli/py\.typed",
-    "metadata": r"notes_cli-[^/]*\.dist-info/.*",
+    "the library": (1, r"notes_cli/lib/(lib)?notes-llama\.(so|dylib|dll)"),
+    "what looks at images": (1, r"notes_cli/lib/(lib)?notes-mtmd\.(so|dylib|dll)"),
+    "ggml": (1, r"notes_cli/lib/(lib)?notes-ggml\.(so|dylib|dll)"),
+    "what backends share": (1, r"notes_cli/lib/(lib)?notes-ggml-base\.(so|dylib|dll)"),
+    "CPU backends": (3, r"notes_cli/lib/(lib)?ggml-cpu-\w.*\.(so|dll)"),
+    "other backends": (0, r"notes_cli/lib/(lib)?ggml-(?!cpu)\w+\.(so|dll)"),
+    "libraries of the compiler": (0, r"notes_cli\.libs/.*|notes_cli/\.dylibs/.*"),
+    "the binding": (4, r"notes_cli/lib/(__init__|llama_cpp|mtmd_cpp|_ctypes_extensions)\.py"),
+    "licences of what is in it": (3, r"notes_cli/lib/LICENSE\.(llama\.cpp|llama-cpp-python|xxhash)"),
+    "the model": (1, r"notes_cli/models/.*"),
+    "prompts and skills": (3, r"notes_cli/(prompts|skills)/.*"),
+    "the page": (3, r"notes_cli/serve/page/[^/]+\.(html|css|js|svg)"),
+    "Python": (50, r"notes_cli/(?!lib/).*\.py|notes_cli/py\.typed"),
+    "metadata": (1, r"notes_cli-[^/]*\.dist-info/.*"),
 }
-AT_LEAST = {
-    "CPU backends": 3,
-    "the binding": 4,
-    "licences of what is in it": 3,
-    "prompts and skills": 3,
-    "the page": 3,
-    "Python": 50,
-}
-OPTIONAL = {"other backends", "libraries of the compiler"}
 
 # Processors emulated by qemu, the oldest first: features that its CPU backend must and must not use.
 PROCESSORS = {
@@ -74,22 +65,16 @@ ANSWERS = {
 }
 
 
-def part_of(name: str) -> str | None:
-    """Return the part of the wheel that a file belongs to, None if it does not belong there."""
-    return next((part for part, pattern in PARTS.items() if re.fullmatch(pattern, name)), None)
-
-
 def wrong(names: Iterable[str]) -> list[str]:
     """Return required files that are missing from a wheel, and unexpected ones."""
-    found: dict[str | None, list[str]] = defaultdict(list)
+    found = Counter[str]()
+    bad = []
     for name in names:
-        found[part_of(name)].append(name)
-    lacks = [
-        f"it lacks {part}: {len(found[part])} of {AT_LEAST.get(part, 1)}"
-        for part in PARTS
-        if part not in OPTIONAL and len(found[part]) < AT_LEAST.get(part, 1)
-    ]
-    return [*lacks, *(f"it has {name}, which is no part of it" for name in found[None])]
+        part = next((part for part, (_, pattern) in PARTS.items() if re.fullmatch(pattern, name)), "")
+        found[part] += 1
+        bad += [] if part else [f"it has {name}, which is no part of it"]
+    lacking = [part for part, (least, _) in PARTS.items() if found[part] < least]
+    return [*(f"it lacks {part}: {found[part]} of {PARTS[part][0]}" for part in lacking), *bad]
 
 
 def run(command: list[str | Path], **kwargs: object) -> str:

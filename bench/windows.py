@@ -49,11 +49,6 @@ CONTROLS = {
 CONTROL_SCRIPTS = 40
 
 
-def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
-    """Normalised mean squared error."""
-    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
-
-
 @dataclass
 class Totals:
     """Totals of all scripts."""
@@ -84,9 +79,8 @@ class Shapes:
     def _compile(self, model: Model, forward: Forward) -> tuple[tuple[LayerRows, ...], Rows]:
         rows: Rows = {}
         forward.compute(rows, range(len(self.tokens)), self.tokens)
-        with Context(
-            model, ContextOptions(n_ctx=256, n_threads=1, flash_attention="off", type_k="f32", type_v="f32")
-        ) as ctx:
+        options = ContextOptions(n_ctx=256, n_threads=1, flash_attention="off", type_k="f32", type_v="f32")
+        with Context(model, options) as ctx:
             ctx.append({0: self.tokens})
             return ctx.read(0, BASE, SEGMENT, base=BASE, dtype="f32"), rows
 
@@ -101,9 +95,7 @@ class Script:
     def __init__(self, shapes: Shapes, seed: int, totals: Totals, spoil: str = "") -> None:
         self.random = random = np.random.default_rng(seed)
         self.shapes, self.totals, self.seed, self.spoil = shapes, totals, seed, spoil
-        self.number = int(
-            random.integers(len(MODELS)) if random.random() < 0.3 else random.integers(WINDOWED, len(MODELS))
-        )
+        self.number = int(random.integers(0 if random.random() < 0.3 else WINDOWED, len(MODELS)))
         self.model, self.forward = shapes.models[self.number]
         sequences = int(random.choice([1, 3]))
         n_ubatch = int(random.choice([4, 16, 48, 64, 512]))
@@ -130,10 +122,8 @@ class Script:
         chances = np.array(list(steps.values())) / sum(steps.values())
         with Context(self.model, self.options) as self.context:
             for _ in range(STEPS):
-                name, seq_id = (
-                    str(self.random.choice(list(steps), p=chances)),
-                    int(self.random.integers(len(self.rows))),
-                )
+                name = str(self.random.choice(list(steps), p=chances))
+                seq_id = int(self.random.integers(len(self.rows)))
                 if not self.rows[seq_id] and self.random.random() < 0.8:
                     name = "append"
                 self.totals.operations[name] += 1
@@ -146,32 +136,24 @@ class Script:
 
     def _append(self, seq_id: int, count: int = 0) -> None:
         several = [seq_id] if count or self.random.random() < 0.8 else list(range(len(self.rows)))
-        counts = [
-            count or int(self.random.choice([1, 2, 7, 30, 100, 250]) * self.random.uniform(0.5, 1)) + 1 for _ in several
-        ]
-        tokens = {one: self._tokens(count) for one, count in zip(several, counts, strict=True)}
-        outputs = sum(counts) <= self.options.n_batch
-        if not self._engine(
-            f"append {dict(zip(several, counts, strict=True))}",
-            lambda: self.context.append(tokens, "all" if outputs else "last"),
-        ):
+        draw, sizes = self.random, [1, 2, 7, 30, 100, 250]
+        counts = {one: count or int(draw.choice(sizes) * draw.uniform(0.5, 1)) + 1 for one in several}
+        tokens = {one: self._tokens(count) for one, count in counts.items()}
+        outputs = sum(counts.values()) <= self.options.n_batch
+        if not self._engine(f"append {counts}", lambda: self.context.append(tokens, "all" if outputs else "last")):
             self._after_failure(several)
             return
-        wanted = [
-            self._computed(one, list(range(self._end(one), self._end(one) + len(part))), part)
-            for one, part in tokens.items()
-        ]
+        ends = {one: self._end(one) for one in several}
+        wanted = [self._computed(one, [*range(ends[one], ends[one] + len(new))], new) for one, new in tokens.items()]
         self._compare_logits(np.concatenate(wanted) if outputs else np.stack([part[-1] for part in wanted]))
 
     def _rewrite(self, seq_id: int) -> None:
         end = self._end(seq_id)
         reach = end if self.random.random() < 0.3 else min(end, int(self.random.choice([4, 12, 40, 120])))
         count = max(1, min(reach, int(self.random.choice([1, 3, 10, 40]))))
+        places = [*range(max(0, end - reach), max(0, end - reach) + count)]
         if self.random.random() < 0.5 and reach:
             places = sorted(self.random.choice(np.arange(end - reach, end), count, replace=False).tolist())
-        else:
-            first = max(0, end - reach)
-            places = list(range(first, first + count))
         tokens = self._tokens(count)
         if self._engine(f"rewrite {seq_id} {places}", lambda: self.context.rewrite(seq_id, places, tokens, "last")):
             before = {place: self.rows[seq_id].get(place) for place in places}
@@ -188,21 +170,16 @@ class Script:
         part = [layer.cut(slice(first, last)) for layer in layers]
         tokens = self.shapes.tokens[BASE + first : BASE + last]
         base = BASE + first
-        if self._engine(
-            f"splice {seq_id} at {position} +{last - first} of {base}",
-            lambda: self.context.splice(seq_id, position, tokens, part, base),
-        ):
+        what = f"splice {seq_id} at {position} +{last - first} of {base}"
+        if self._engine(what, lambda: self.context.splice(seq_id, position, tokens, part, base)):
             turn = position - base + (1 if self.spoil == "turn" else 0)
             for i in range(last - first):
                 self.rows[seq_id][position + i] = self.forward.moved(rows[base + i], turn)
 
     def _truncate(self, seq_id: int) -> None:
         end = self._end(seq_id)
-        length = (
-            int(self.random.integers(end + 1))
-            if self.random.random() < 0.3
-            else max(0, end - int(self.random.integers(40)))
-        )
+        whole = self.random.random() < 0.3
+        length = int(self.random.integers(end + 1)) if whole else max(0, end - int(self.random.integers(40)))
         if self._engine(f"truncate {seq_id} to {length}", lambda: self.context.truncate(seq_id, length)):
             self.rows[seq_id] = {place: row for place, row in self.rows[seq_id].items() if place < length}
 
@@ -260,8 +237,7 @@ class Script:
             self.forward.window = window
 
     def _compare_logits(self, wanted: NDArray[np.float64]) -> None:
-        found = np.stack([self.context.logits(i - len(wanted)) for i in range(len(wanted))])
-        self._compare("logits", found, wanted)
+        self._compare("logits", np.stack([self.context.logits(i - len(wanted)) for i in range(len(wanted))]), wanted)
 
     def _compare_rows(self, seq_id: int) -> None:
         """All rows that every layer has: all of them, or those that the smaller cache still keeps."""
@@ -283,16 +259,15 @@ class Script:
                     self._compare(f"{name} rows of layer {i}", part, wanted)
 
     def _compare(self, what: str, found: NDArray[np.float32], wanted: NDArray[np.float64]) -> None:
-        error = nmse(found, wanted)
+        error = float(((found - wanted) ** 2).sum() / (wanted**2).sum())  # normalised mean squared error
         self.totals.compared += 1
         self.totals.worst[self.kind] = max(self.totals.worst[self.kind], error)
         if not error < BOUNDS[self.kind]:
             self._wrong(f"{what} differ by {error:.1e}")
 
     def _wrong(self, what: str) -> None:
-        self.totals.wrong.append(
-            f"script {self.seed}: {what}, after: {'; '.join(line[:160] for line in self.log[-6:])}"
-        )
+        last = "; ".join(line[:160] for line in self.log[-6:])
+        self.totals.wrong.append(f"script {self.seed}: {what}, after: {last}")
 
     def _end(self, seq_id: int) -> int:
         return max(self.rows[seq_id], default=-1) + 1

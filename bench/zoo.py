@@ -68,72 +68,34 @@ def counts(lines: Iterable[Line], operation: str = "splice") -> str:
     return " | ".join(str(found[word]) for word in WORDS)
 
 
-def report(lines: list[Line]) -> list[str]:
+def report(lines: list[Line]) -> str:
     """docs/architectures.md."""
     models = sorted({line["model"] for line in lines})
     columns = list(dict.fromkeys(line["column"] for line in lines))
     plain = [line for line in lines if line["column"].startswith("f16 plain")]
-    exact = [name for name in models if all(x["splice"] == "exact" for x in plain if x["model"] == name)]
-    restored = [name for name in models if all(x["restore"] == "exact" for x in plain if x["model"] == name)]
-    carried = [name for name in models if all(x["carry"] == "exact" for x in plain if x["model"] == name)]
-    text = [
-        "# Architectures",
-        "",
-        "Written by `make zoo` (bench/zoo.py); do not edit. All rows were run on the CPU backend with one thread, none "
-        "on CUDA or Metal.",
-        "",
-        f"{len(models)} tiny random models, the 128 that llama.cpp's test-llama-archs writes and those of "
-        "bench/zoo_more.py, in "
-        f"{len(columns)} kinds of context: K/V type, RoPE scaling, flash attention, streams. Tokens compiled at one "
-        "position are spliced at another; K rows and logits are compared with decoding them there. `exact`: the error "
-        "is that of rounding, in a quantized cache at most 1.5 times its own. bench/zoo_model.py has the bounds.",
-        "",
-        f"With an f16 cache {len(exact)} models can be spliced at any position, and {len(restored)} restored where "
-        "they were compiled, recurrent state included. The state of recurrent layers can be carried through a skill at "
-        f"any position by {len(carried)} models ([recurrent.md](recurrent.md) says what that is worth). The rest is "
-        "refused with the reason below.",
-        "",
-        "| splice | " + " | ".join(WORDS) + " |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    exact = {
+        word: sum(all(one[word] == "exact" for one in plain if one["model"] == name) for name in models)
+        for word in ("splice", "restore", "carry")
+    }
+    results, controls = [], []
     for group in dict.fromkeys(column.split()[0] for column in columns if len(column.split()) == 4):
-        text.append(f"| {group} | {counts(line for line in lines if line['column'].startswith(group + ' '))} |")
-    for operation in OPERATIONS:
-        text.append(f"| *all, {operation}* | {counts(lines, operation)} |")
-    text += [
-        "",
-        "## Controls",
-        "",
-        "What must be called wrong by the same comparison, and how often it was; one that is not makes `make zoo` "
-        "fail. A quantized cache that rounds rows by more than the control moves them cannot show it.",
-        "",
-        "| control | cache | caught | cannot show | not caught |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+        results.append(f"| {group} | {counts(line for line in lines if line['column'].startswith(group + ' '))} |")
+    results += [f"| *all, {operation}* | {counts(lines, operation)} |" for operation in OPERATIONS]
     for control in ("no rotation", "distance off by one", "magnitude twice"):
         for kv in dict.fromkeys(column.split()[0] for column in columns):
             tried = [x for x in lines if control in x["errors"] and x["column"].split()[0] == kv]
             missed, blind = ([x for x in tried if control in x[word]] for word in ("missed", "blind"))
             if tried:
                 caught = len(tried) - len(missed) - len(blind)
-                text.append(f"| {control} | {kv} | {caught} | {_named(blind)} | {_named(missed)} |")
-    text += [
-        "",
-        "## Models",
-        "",
-        "Models with the same results share a row. Errors are the largest of its models over all f16 contexts: of K "
-        "rows and of logits. `exact*`: in one of them at least, by "
-        "the amplification rule alone: this random model blows a rounding of every row up, and the error is beyond the "
-        "bounds but at most 4 times what it makes of one such rounding.",
-        "",
-        "| models | splice | restore | rewrite | state | K rows | logits | why not, and where not |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+                controls.append(f"| {control} | {kv} | {caught} | {_named(blind)} | {_named(missed)} |")
     shared: dict[tuple[str, ...], list[tuple[str, Errors]]] = {}
     for name in models:
-        results, errors = _results([line for line in lines if line["model"] == name])
-        shared.setdefault(results, []).append((name, errors))
-    return [*text, *(_row(results, found) for results, found in shared.items())]
+        found, errors = _results([line for line in lines if line["model"] == name])
+        shared.setdefault(found, []).append((name, errors))
+    tables = {"results": results, "controls": controls, "models": [_row(*one) for one in shared.items()]}
+    text = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
+    joined = {name: "\n".join(rows) for name, rows in tables.items()}
+    return text.format(count=len(models), columns=len(columns), **exact, **joined)
 
 
 def _row(results: tuple[str, ...], found: list[tuple[str, Errors]]) -> str:
@@ -188,13 +150,12 @@ def main() -> int:
     parser.add_argument("--models", type=Path, default=ROOT / "build" / "zoo" / "models")
     parser.add_argument("--arch", default="", help="only models whose name matches")
     parser.add_argument("--columns", default="", help="only combinations that match, such as '^f16 plain on one'")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models at a time")
     parser.add_argument("--write", type=Path, help="write the table into this Markdown file, too")
     given = parser.parse_args()
 
     paths = [path for path in sorted(given.models.glob("*.gguf")) if re.search(given.arch, path.stem)]
     lines: list[Line] = []
-    with ThreadPoolExecutor(given.jobs) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for found in pool.map(lambda path: measure(path, given.columns), paths):
             lines += found
             for line in found:
@@ -207,7 +168,7 @@ def main() -> int:
         f"{len(paths)} models, {len(lines)} combinations, {missed} with a control not caught, {blind} that cannot show"
     )
     if given.write:
-        given.write.write_text("\n".join(report(lines)) + "\n", encoding="utf-8")
+        given.write.write_text(report(lines), encoding="utf-8")
     return 0 if lines and not any(map(failed, lines)) else 1
 
 

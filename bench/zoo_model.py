@@ -101,15 +101,9 @@ class Verdict:
 
 
 def options_of(kv: str, scaling: str, flash: str, streams: str) -> ContextOptions:
-    return replace(
-        ContextOptions(
-            *(256, 64, 64, 1),
-            type_k=kv,
-            type_v=kv if flash == "on" or kv not in QUANTIZED else "f16",  # V is quantized with flash attention only
-            flash_attention=flash,  # type: ignore[arg-type]
-        ),
-        **SCALING[scaling], **STREAMS[streams],
-    )  # fmt: skip
+    type_v = kv if flash == "on" or kv not in QUANTIZED else "f16"  # V is quantized with flash attention only
+    more: dict[str, Any] = {"flash_attention": flash, **SCALING[scaling], **STREAMS[streams]}
+    return ContextOptions(**({"n_ctx": 256} | more), n_batch=64, n_ubatch=64, n_threads=1, type_k=kv, type_v=type_v)
 
 
 class Case:
@@ -257,7 +251,7 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
             layers = [] if why["restore"] else context.layers
         case.decoded(0)
     except EngineError as error:  # llama.cpp makes no such context, or computes no numbers in it
-        return Verdict(" ".join(column), "refused", "refused", "refused", _carry(model, "refused"), str(error))
+        return _nothing(model, column, "refused", error)
 
     words, errors = dict.fromkeys(why, "refused"), {}
     if not model.recurrent:
@@ -265,17 +259,12 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
     missed, blind, amplified = [], [], []
     measured: list[dict[str, tuple[Errors, Errors | None]]] = []
     for texts in TEXTS if case.kv in QUANTIZED else (1,):
-        measured += [
-            _measure(Case(model, column, text), why, layers, text == 0) for text in range(len(measured), texts)
-        ]
-        means = {
-            name: tuple(_mean([text[name][i] for text in measured if name in text]) for i in (0, 1))
-            for name in measured[0]
-        }
-        rights = {
-            name: case.right(found, 0 if name in ("restore", "rewrite") else TARGET, own)
-            for name, (found, own) in means.items()
-        }
+        some = (Case(model, column, text) for text in range(len(measured), texts))
+        measured += [_measure(one, why, layers, one.text == 0) for one in some]
+        kept = {name: [text[name] for text in measured if name in text] for name in measured[0]}
+        means = {name: tuple(map(_mean, zip(*texts, strict=True))) for name, texts in kept.items()}
+        places = {name: 0 if name in ("restore", "rewrite") else TARGET for name in means}
+        rights = {name: case.right(found, places[name], own) for name, (found, own) in means.items()}
         if all(rights.get(operation, True) for operation in words):
             break
     for name, (found, own) in means.items():
@@ -346,12 +335,10 @@ def _measure(
             decode(context, [*case.skill[:start], *case.other[start:]], 0, case.seq_id)
             context.rewrite(case.seq_id, list(range(start, TOKENS)), case.skill[start:])
             rewritten = case.outcome(context, 0)
-        truth = case.decoded(0, "f32") if case.kv in QUANTIZED else None
         straight = case.decoded(0)
-        if truth is None:
-            found["rewrite"] = Errors.between(rewritten, straight), None
-        else:
-            found["rewrite"] = Errors.between(rewritten, truth), Errors.between(straight, truth)
+        truth = case.decoded(0, "f32") if case.kv in QUANTIZED else straight
+        own = Errors.between(straight, truth) if case.kv in QUANTIZED else None
+        found["rewrite"] = Errors.between(rewritten, truth), own
     return found
 
 
@@ -364,8 +351,9 @@ def _mean(errors: Sequence[Errors | None]) -> Errors | None:
     return Errors(*np.where(mean > 1e-29, mean, 0).tolist())
 
 
-def _carry(model: Model, word: str) -> str:
-    return word if model.recurrent else ""
+def _nothing(model: Model, column: Sequence[str], word: str, error: Exception) -> Verdict:
+    """The verdict of a combination in which nothing could be compared."""
+    return Verdict(" ".join(column), word, word, word, word if model.recurrent else "", str(error))
 
 
 def measure(path: Path, columns: str = "") -> Iterator[Verdict]:
@@ -376,9 +364,9 @@ def measure(path: Path, columns: str = "") -> Iterator[Verdict]:
         try:
             yield judge(model, column)
         except UnsupportedError as error:
-            yield Verdict(" ".join(column), "refused", "refused", "refused", _carry(model, "refused"), str(error))
+            yield _nothing(model, column, "refused", error)
         except NotesError as error:
-            yield Verdict(" ".join(column), "wrong", "wrong", "wrong", _carry(model, "wrong"), str(error))
+            yield _nothing(model, column, "wrong", error)
 
 
 def main() -> int:

@@ -75,13 +75,10 @@ def vocabulary(
 def sizes(out: gguf.GGUFWriter, s: Shape, kind: str) -> None:
     """Sizes of a decoder, and the type of its matrices."""
     out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
-    out.add_vocab_size(s.vocab)
-    out.add_context_length(CONTEXT)
-    out.add_embedding_length(s.width)
-    out.add_block_count(s.layers)
-    out.add_feed_forward_length(s.ffn)
-    out.add_head_count(s.heads)
-    out.add_head_count_kv(s.kv_heads)
+    parts = {"vocab_size": s.vocab, "context_length": CONTEXT, "embedding_length": s.width, "block_count": s.layers}
+    parts |= {"feed_forward_length": s.ffn, "head_count": s.heads, "head_count_kv": s.kv_heads}
+    for name, value in parts.items():
+        getattr(out, f"add_{name}")(value)
     out.add_rope_freq_base(s.rope_base)
     out.add_layer_norm_rms_eps(s.eps)
 

@@ -5,8 +5,8 @@ Pure Python. Everything random comes from a `random.Random` that the caller seed
 
 from __future__ import annotations
 
+import json
 import random
-import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,33 +37,17 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "deposit": ("none", "fixed", "variable", "high", "low", "refundable"),
     "access": ("granted", "revoked", "guided", "public", "private", "timed"),
 }
-FIELD_OF: dict[str, str] = {  # the field that decides a topic
-    "return": "date",
-    "exchange": "arrival",
-    "warranty": "start",
-    "access": "renewal",
-    "approval": "amount",
-    "delivery": "distance",
-    "refund": "total",
-    "shipping": "tier",
-    "support": "plan",
-    "discount": "season",
-    "invoice": "channel",
-    "deposit": "category",
-}
+_FIELDS = "date tier amount total plan season distance start arrival channel category renewal"
+FIELD_OF: dict[str, str] = dict(zip(TOPICS, _FIELDS.split(), strict=True))  # the field that decides a topic
 VERBS: dict[str, tuple[str, ...]] = {
-    "return": ("May I return this?", "Can I return it?"),
-    "exchange": ("May I exchange this?", "Can I exchange it?"),
+    **{topic: (f"May I {topic} this?", f"Can I {topic} it?") for topic in ("return", "exchange")},
     "refund": ("Do I get a refund?",),
     "support": ("Do I get support?",),
     "discount": ("Do I get a discount?",),
     "access": ("Do I get access?",),
     "invoice": ("Do I get an invoice?",),
     "deposit": ("Do I pay a deposit?",),
-    "delivery": ("How does the delivery work?",),
-    "shipping": ("How does the shipping work?",),
-    "approval": ("How does the approval work?",),
-    "warranty": ("How does the warranty work?",),
+    **{topic: (f"How does the {topic} work?",) for topic in ("delivery", "shipping", "approval", "warranty")},
 }
 PLAIN: tuple[str, ...] = (
     "What is the {topic}?",
@@ -119,11 +103,9 @@ OLD_WORDINGS: tuple[str, ...] = (
 ERRATA_FILE = Path(__file__).resolve().parent.parent / "prompts" / "errata.json"
 
 
-def wordings(path: Path = ERRATA_FILE) -> dict[str, str]:
+def wordings() -> dict[str, str]:
     """The erratum wordings of the CLI, read from its one source (default first)."""
-    found = dict(re.findall(r'^  "(\w+)": "(.*)",?$', path.read_text(encoding="utf-8"), flags=re.M))
-    if not found:
-        raise ValueError(f"no erratum wordings in {path}")
+    found: dict[str, str] = json.loads(ERRATA_FILE.read_text(encoding="utf-8"))["wordings"]
     return found
 
 

@@ -62,9 +62,8 @@ def main() -> None:
                 status, output = run(name, clients[name], proxy.url)
                 refused = [f"{path} {code}" for path, code, _ in proxy.requests if code >= 400]
                 failed |= bool(status or refused)
-                print(
-                    f"{name:14} exit {status}, {len(proxy.requests)} requests, {', '.join(refused) or 'all accepted'}"
-                )
+                result = ", ".join(refused) or "all accepted"
+                print(f"{name:14} exit {status}, {len(proxy.requests)} requests, {result}")
                 if status or refused:
                     print(output[-2000:])
                 elif given.record:
@@ -131,24 +130,13 @@ def run(name: str, client: Mapping[str, Any], base: str) -> tuple[int, str]:
             file = Path(home, path)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text.format(**values))
-        environment = {
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "HOME": home,
-            "CODEX_HOME": f"{home}/.codex",
-            "NODE_PATH": str(programs.parent),
-            **{key: value.format(**values) for key, value in client.get("env", {}).items()},
-        }
+        environment = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": home, "CODEX_HOME": f"{home}/.codex"}
+        environment |= {"NODE_PATH": str(programs.parent)}
+        environment |= {key: value.format(**values) for key, value in client.get("env", {}).items()}
         command = [word.format(**values) for word in client["run"]]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(
-                command,
-                cwd=project,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=SECONDS,
-            )
+            done = subprocess.run(command, cwd=project, env=environment, **streams, timeout=SECONDS)
         except subprocess.TimeoutExpired as error:
             return 124, (error.output or b"").decode(errors="replace")
         return done.returncode, done.stdout.decode(errors="replace")

@@ -25,21 +25,18 @@ from bench.faults.forgeries import Forgeries
 from bench.faults.frame import BAD, FOUND, OUTCOMES, SCRATCH, Kind, Row, run
 from bench.faults.kills import Kills
 from bench.faults.ledgers import Ledgers
-from bench.faults.models import Models
 from bench.marked import put_between
 
 SLICE = 120  # seconds, without --full
 SEED = 9
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 KINDS: dict[str, type[Kind]] = {  # in the order in which they run
-    one.__module__.rpartition(".")[2]: one for one in (Containers, Forgeries, Ledgers, Archives, Models, Kills, Disk)
+    one.__module__.rpartition(".")[2]: one for one in (Containers, Forgeries, Ledgers, Archives, Kills, Disk)
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"some of: {', '.join(KINDS)} (default: all)")
     parser.add_argument("--full", action="store_true", help="every case of the campaign (about an hour)")
     parser.add_argument("--seconds", type=float, default=SLICE, help="in all (default: %(default)s)")

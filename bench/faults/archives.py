@@ -111,10 +111,9 @@ def put_together(members: Members) -> bytes:
     """A tar file of these members, with their own headers."""
     out = io.BytesIO()
     for info, data in members:
+        form = tarfile.PAX_FORMAT if info.pax_headers else tarfile.GNU_FORMAT
         try:
-            head = info.tobuf(
-                tarfile.PAX_FORMAT if info.pax_headers else tarfile.GNU_FORMAT, "utf-8", "surrogateescape"
-            )
+            head = info.tobuf(form, "utf-8", "surrogateescape")
         except (ValueError, OverflowError):
             head = b"\xff" * 512
         out.write(head + data + bytes(-len(data) % 512))

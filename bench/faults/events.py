@@ -19,27 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MODES = ("count", "kill", "torn", "power", "full", "once")
-CHANGES = {
-    "os.rename": 2,
-    "os.mkdir": 1,
-    "os.remove": 1,
-    "os.rmdir": 1,
-    "os.link": 2,
-    "os.symlink": 2,
-    "os.truncate": 1,
-    "os.chmod": 1,
-}
+CHANGES = {f"os.{name}": 1 for name in ("mkdir", "remove", "rmdir", "truncate", "chmod")}
+CHANGES |= {f"os.{name}": 2 for name in ("rename", "link", "symlink")}  # events of the audit hook: their paths
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-FILLS = (
-    "open",
-    "truncated",
-    "write",
-    "os.mkdir",
-    "os.link",
-    "os.rename",
-    "fsync",
-)  # operations that a full disk refuses
+FILLS = ("open", "truncated", "write", "os.mkdir", "os.link", "os.rename", "fsync")  # what a full disk refuses
 
 
 class Events:
@@ -83,9 +66,8 @@ class Events:
             if "b" in mode:
                 return buffered
             named = dict(zip(("encoding", "errors", "newline"), rest, strict=False)) | more
-            return io.TextIOWrapper(
-                buffered, named.get("encoding") or "utf-8", named.get("errors"), named.get("newline")
-            )
+            named["encoding"] = named.get("encoding") or "utf-8"
+            return io.TextIOWrapper(buffered, **named)
 
         def fsync(handle: Any) -> None:
             number = handle if isinstance(handle, int) else handle.fileno()
@@ -108,10 +90,8 @@ class Events:
             if isinstance(flags, int) and flags & WRITES and isinstance(path, str | bytes):
                 self.event("truncated" if flags & os.O_TRUNC else "open", os.fsdecode(path))
         elif name in CHANGES:
-            paths = [
-                os.fsdecode(path) for path in arguments[: CHANGES[name]] if isinstance(path, str | bytes | os.PathLike)
-            ]
-            if paths:
+            given = [path for path in arguments[: CHANGES[name]] if isinstance(path, str | bytes | os.PathLike)]
+            if paths := list(map(os.fsdecode, given)):
                 self.event(name, *paths)
 
     def event(self, name: str, *paths: str, torn: Callable[[], object] | None = None, after: bool = False) -> None:

@@ -32,12 +32,9 @@ def save_profile(home: Path) -> Path:
     identity = Identity("tiny", "llama", "F32", "ab" * 32, "c0ffee", "neox base 10000", "f16/f16", "")
     verdicts = {"direct": "39 of 40", "reasoned": "none holds"}
     measured = [Measured("method", f"selective@{k}", "direct", 40, 39, 38, 0.99, 12.5, 3.25) for k in range(40)]
-    ways = {"direct": "erratum", "reasoned": "recompute"}
-    decisive = {"direct": 40, "reasoned": 39}
-    profile = Profile(
-        identity, "f16/f16", 40, decisive, ways, "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
-    )
-    return Profiles(home / "profiles").save(profile, "notes 0")
+    ways, decisive = {"direct": "erratum", "reasoned": "recompute"}, {"direct": 40, "reasoned": 39}
+    how = "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
+    return Profiles(home / "profiles").save(Profile(identity, "f16/f16", 40, decisive, ways, *how), "notes 0")
 
 
 JOBS = (

@@ -15,9 +15,9 @@ import xxhash
 from bench.faults.frame import Failed, check
 
 ALIGN = 32
-SIZES = {0: 4, 1: 2, 26: 4}  # bytes of an element in a segment: f32, f16, i32
-WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a number of this type
-UINT, STRING, ARRAY, LONG = 4, 8, 9, 10
+SIZES = {0: 4, 1: 2, 26: 4}  # bytes of an element: f32, f16, i32
+UINT, STRING, LONG = 4, 8, 10
+WIDTHS = {UINT: 4, LONG: 8}  # bytes of a number
 CHECKSUM = b"notes.checksum."
 HEAD = CHECKSUM + b"head"
 ZEROS = b"0" * 32
@@ -31,34 +31,17 @@ class UnreadableError(Failed):
 
 
 @dataclass
-class Array:
-    """A list of values of one type. `count`: a false number of them."""
-
-    kind: int
-    items: list[bytes]
-    count: int | None = None
-
-    def bytes(self) -> bytes:
-        values = (_string(item) if self.kind == STRING else item for item in self.items)
-        return _u32(self.kind) + _u64(len(self.items) if self.count is None else self.count) + b"".join(values)
-
-
-@dataclass
 class Key:
     """A key with its type and its value as bytes. `length`: a false length of a string."""
 
     name: bytes
     kind: int
-    value: bytes | Array
+    value: bytes
     length: int | None = None
 
-    @property
-    def plain(self) -> bytes:
-        return self.value.bytes() if isinstance(self.value, Array) else self.value
-
     def bytes(self) -> bytes:
-        length = _u64(len(self.plain) if self.length is None else self.length) if self.kind == STRING else b""
-        return _string(self.name) + _u32(self.kind) + length + self.plain
+        length = _u64(len(self.value) if self.length is None else self.length) if self.kind == STRING else b""
+        return _string(self.name) + _u32(self.kind) + length + self.value
 
 
 @dataclass
@@ -97,11 +80,11 @@ class Parts:
 
     def text(self, name: str) -> str:
         found = self.key(name)
-        return found.plain.decode(errors="replace") if found else ""
+        return found.value.decode(errors="replace") if found else ""
 
     def number(self, name: str) -> int | None:
         found = self.key(name)
-        return int.from_bytes(found.plain, "little") if found else None
+        return int.from_bytes(found.value, "little") if found else None
 
     def set(self, name: str, value: bytes) -> None:
         """Change a string, if there is such a key."""
@@ -160,8 +143,8 @@ def _padded(data: bytes, align: int) -> bytes:
     return data + bytes(-len(data) % max(1, align))
 
 
-def apart(data: bytes, *, segment: bool = True) -> Parts:
-    """Parse a file, whatever its checksums. `segment`: raise UnreadableError where it violates docs/format.md."""
+def apart(data: bytes) -> Parts:
+    """Parse a segment, whatever its checksums. Raises UnreadableError where it violates docs/format.md."""
     at = 0
 
     def take(size: int) -> bytes:
@@ -174,15 +157,10 @@ def apart(data: bytes, *, segment: bool = True) -> Parts:
     def number(size: int) -> int:
         return int.from_bytes(take(size), "little")
 
-    def value(kind: int) -> bytes | Array:
-        if kind == STRING:
-            return take(number(8))
-        if kind == ARRAY and not segment:
-            element, count = number(4), number(8)
-            return Array(element, [value(element) for _ in range(count)])  # type: ignore[misc]
-        if kind not in (WIDTHS if not segment else (UINT, LONG)):
+    def value(kind: int) -> bytes:
+        if kind != STRING and kind not in WIDTHS:
             raise UnreadableError("type")
-        return take(WIDTHS[kind])
+        return take(WIDTHS.get(kind) or number(8))
 
     if take(4) != b"GGUF" or number(4) != 3:
         raise UnreadableError("magic")
@@ -202,12 +180,12 @@ def apart(data: bytes, *, segment: bool = True) -> Parts:
     ends = [*(offset for *_, offset in places[1:]), len(data) - start]
     expected = 0
     for (name, dims, kind, offset), end in zip(places, ends, strict=False):
-        size = SIZES.get(kind, 0) * math.prod(dims) if segment else end - offset
-        if segment and (offset != expected or size <= 0 or end - offset != size + -size % ALIGN):
+        size = SIZES.get(kind, 0) * math.prod(dims)
+        if offset != expected or size <= 0 or end - offset != size + -size % ALIGN:
             raise UnreadableError("type, or a gap")
         parts.tensors.append(Tensor(name, dims, kind, data[start + offset : start + offset + size]))
         expected = end
-    if segment and start + expected != len(data):
+    if start + expected != len(data):
         raise UnreadableError("end")
     return parts
 

@@ -73,13 +73,10 @@ class Contents(NamedTuple):
     @property
     def temporary(self) -> list[str]:
         """Hidden files that are neither locks nor the access log, and unfinished ones."""
-        kept = {".locks", ".uses"}
-        return sorted(
-            name
-            for name in self.files
-            if any(part[0] == "." and part not in kept for part in name.split("/"))
-            or (not kept & {*name.split("/")} and name.endswith((".tmp", ".import")))
-        )
+        parts = {name: [part for part in name.split("/") if part not in (".locks", ".uses")] for name in self.files}
+        hidden = {name for name in parts if any(part[0] == "." for part in parts[name])}
+        unfinished = {name for name in parts if name.endswith((".tmp", ".import")) and parts[name] == name.split("/")}
+        return sorted(hidden | unfinished)
 
 
 @dataclass(frozen=True)

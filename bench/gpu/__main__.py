@@ -24,17 +24,7 @@ from typing import Any
 
 from bench.gpu import report
 
-LIMITS = {
-    "device": 30,
-    "rows": 90,
-    "logits": 120,
-    "operations": 120,
-    "splices": 90,
-    "first": 120,
-    "fidelity": 150,
-    "noise": 150,
-    "corrections": 150,
-}
+Part = Callable[[argparse.Namespace], Any]
 
 
 def device(given: argparse.Namespace) -> dict[str, Any]:
@@ -48,27 +38,15 @@ def device(given: argparse.Namespace) -> dict[str, Any]:
     return {"devices": [str(one) for one in found], "gpus": gpus, "llama_cpp_python": native.UPSTREAM}
 
 
-def rows(given: argparse.Namespace) -> Any:
-    from bench.gpu import invariants
+def invariant(name: str) -> Part:
+    """A comparison of bench/gpu/invariants.py, over tiny models and SmolLM2."""
 
-    return invariants.rows(_more(given))
+    def compared(given: argparse.Namespace) -> Any:
+        from bench.gpu import invariants
 
+        return getattr(invariants, name)([] if given.quick else [given.smollm2])
 
-def logits(given: argparse.Namespace) -> Any:
-    from bench.gpu import invariants
-
-    return invariants.logits(_more(given))
-
-
-def operations(given: argparse.Namespace) -> Any:
-    from bench.gpu import invariants
-
-    return invariants.operations(_more(given))
-
-
-def _more(given: argparse.Namespace) -> list[Path]:
-    """Models beside the tiny ones."""
-    return [] if given.quick else [given.smollm2]
+    return compared
 
 
 def splices(given: argparse.Namespace) -> Any:
@@ -91,42 +69,35 @@ def first(given: argparse.Namespace) -> Any:
     ]
 
 
-def fidelity(given: argparse.Namespace) -> Any:
-    return _real(given, "fidelity")
-
-
-def corrections(given: argparse.Namespace) -> Any:
-    return _real(given, "corrections")
-
-
 def noise(given: argparse.Namespace) -> Any:
     """Answers to the same prompts, prefilled in micro-batches of 512 tokens and of 256."""
     from bench.real.measure import Fidelity
     from bench.real.run import answers
-    from bench.real.tasks import SKILLS, Tasks
-    from notes_cli.api import Model
+    from bench.real.tasks import SKILLS
     from notes_cli.runtime.prompt import Prompt
     from notes_cli.text.skill import load_skill
 
-    def plain(model: Model, one: Tasks) -> Any:
-        text = load_skill(SKILLS / one.skill).text
-        return answers(model.workspace, [Prompt(question.ask, system=text) for question in one.questions])
-
     tasks, row, found = _tasks(given), Fidelity("plain"), []
+    texts = [load_skill(SKILLS / one.skill).text for one in tasks]
+    asked = [[Prompt(one.ask, system=text) for one in task.questions] for task, text in zip(tasks, texts, strict=True)]
     for tokens in (512, 256):
         with _opened(given, n_ubatch=tokens) as model:
-            found.append([plain(model, one) for one in tasks])
+            found.append([answers(model.workspace, prompts) for prompts in asked])
     for one, wanted, got in zip(tasks, *found, strict=True):
         row.add(one.questions, got, wanted)
     return [row.as_dict()]
 
 
-def _real(given: argparse.Namespace, part: str) -> Any:
+def real(part: str) -> Part:
     """A part of `make real` on SmolLM2."""
-    from bench.real import measure
 
-    with _opened(given) as model:
-        return getattr(measure, part)(model, _tasks(given), lambda text: print(text, file=sys.stderr, flush=True))
+    def measured(given: argparse.Namespace) -> Any:
+        from bench.real import measure
+
+        with _opened(given) as model:
+            return getattr(measure, part)(model, _tasks(given), lambda text: print(text, file=sys.stderr, flush=True))
+
+    return measured
 
 
 @contextmanager
@@ -153,16 +124,16 @@ def _tasks(given: argparse.Namespace) -> Any:
     ]
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
-    "device": device,
-    "rows": rows,
-    "logits": logits,
-    "operations": operations,
-    "splices": splices,
-    "first": first,
-    "fidelity": fidelity,
-    "noise": noise,
-    "corrections": corrections,
+PARTS: dict[str, tuple[int, Part]] = {  # seconds that it may take
+    "device": (30, device),
+    "rows": (90, invariant("rows")),
+    "logits": (120, invariant("logits")),
+    "operations": (120, invariant("operations")),
+    "splices": (90, splices),
+    "first": (120, first),
+    "fidelity": (150, real("fidelity")),
+    "noise": (150, noise),
+    "corrections": (150, real("corrections")),
 }
 
 
@@ -183,12 +154,12 @@ def main() -> int:
 
         given.smollm2 = SMOLLM2.find(config.paths().models)
     if given.part:
-        print(json.dumps(PARTS[given.part](given)))
+        print(json.dumps(PARTS[given.part][1](given)))
         return 0
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for part in given.only or PARTS:
-        found[part] = _run(part, given.out / f"{part}.log", given.patience * LIMITS[part])
+        found[part] = _run(part, given.out / f"{part}.log", given.patience * PARTS[part][0])
         (given.out / "gpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(report.line(part, found[part]), flush=True)
     broken = report.broken(found)
@@ -203,13 +174,10 @@ def _run(part: str, log: Path, limit: int) -> dict[str, Any]:
     with log.open("w", encoding="utf-8") as errors:
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=limit)
-            result: dict[str, Any] = (
-                {"failed": f"status {done.returncode}: {log.read_text(errors='replace')[-600:]}"}
-                if done.returncode
-                else {"result": json.loads(done.stdout.splitlines()[-1])}
-            )
+            failed = f"status {done.returncode}: {log.read_text(errors='replace')[-600:]}" if done.returncode else ""
         except subprocess.TimeoutExpired:
-            result = {"failed": f"longer than {limit} s"}
+            failed = f"longer than {limit} s"
+    result: dict[str, Any] = {"failed": failed} if failed else {"result": json.loads(done.stdout.splitlines()[-1])}
     return result | {"seconds": round(time.monotonic() - started, 1)}
 
 

@@ -25,33 +25,26 @@ def line(part: str, found: dict[str, Any]) -> str:
     """One line while the check runs."""
     if "failed" in found:
         return f"{part}: FAILED after {found['seconds']} s: {found['failed']}"
-    return f"{part}: {found['seconds']} s {SUMMARIES[part](found['result'])}"
+    return f"{part}: {found['seconds']} s {SUMMARIES.get(part, json.dumps)(found['result'])}"
 
 
 def broken(found: dict[str, Any]) -> list[str]:
     """Parts that failed and invariants that do not hold, a line each."""
     lines = [f"{part}: {one['failed']}" for part, one in found.items() if "failed" in one]
+    gpu = bool(found.get("device", {}).get("result", {}).get("gpus"))
     for one in _result(found, "rows"):
-        if one.get("different") or ("different" in one and not one["copies"] and _gpu(found)):
+        if one.get("different") or ("different" in one and not one["copies"] and gpu):
             lines.append(f"rows: {one}")
-    lines += [
-        f"operations: {one}"
-        for one in _result(found, "operations")
-        if _beyond(one, _gpu(found)) and not _too_coarse(one)
-    ]
-    lines += [
-        f"logits: {one['model']} {one['column']}: {_wrong(one)}" for one in _result(found, "logits") if _wrong(one)
-    ]
-    return lines
+    for one in _result(found, "operations"):
+        if _beyond(one, gpu) and not _too_coarse(one):
+            lines.append(f"operations: {one}")
+    logits = [(one, _wrong(one)) for one in _result(found, "logits")]
+    return lines + [f"logits: {one['model']} {one['column']}: {wrong}" for one, wrong in logits if wrong]
 
 
 def _result(found: dict[str, Any], part: str) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = found.get(part, {}).get("result", [])
     return result
-
-
-def _gpu(found: dict[str, Any]) -> bool:
-    return bool(found.get("device", {}).get("result", {}).get("gpus"))
 
 
 def _beyond(one: dict[str, Any], gpu: bool) -> bool:
@@ -73,15 +66,12 @@ def _too_coarse(one: dict[str, Any]) -> bool:
 
 def _wrong(one: dict[str, Any]) -> str:
     """The operations whose error is above the bound of the CPU and above the device's own noise."""
-    noise = one.get("noise")
+    noise = one.get("noise") or {}
+    limits = {key: max(AMPLIFIED * noise[key], 1e-12) for key in noise}
     names = [name for name in OPERATIONS if one.get(name) in ("wrong", "crash")]
     if noise:
-        names = [
-            name
-            for name in names
-            if any(one["errors"][name][key] > max(AMPLIFIED * noise[key], 1e-12) for key in ("first", "rows", "logits"))
-        ]
-    return ", ".join(f"{name} {one['errors'].get(name)} (noise {noise})" for name in names)
+        names = [name for name in names if any(one["errors"][name][key] > limits[key] for key in limits)]
+    return ", ".join(f"{name} {one['errors'].get(name)} (noise {noise or None})" for name in names)
 
 
 def _rows_summary(rows: list[dict[str, Any]]) -> str:
@@ -123,15 +113,10 @@ def _splices_summary(lines: list[dict[str, Any]]) -> str:
 
 
 SUMMARIES: dict[str, Any] = {
-    "device": json.dumps,
     "rows": _rows_summary,
     "logits": _logits_summary,
     "operations": _operations_summary,
     "splices": _splices_summary,
-    "first": json.dumps,
-    "fidelity": json.dumps,
-    "noise": json.dumps,
-    "corrections": json.dumps,
 }
 
 
@@ -174,19 +159,13 @@ def invariants_table(found: dict[str, Any]) -> str:
     return "\n".join(["| compared | |", "| --- | --- |", *lines])
 
 
-def compact(found: dict[str, Any]) -> dict[str, Any]:
-    """The results as they are stored: comparisons as their summary."""
-    short = dict(found)
-    for part in {"rows", "logits", "operations"} & found.keys():
-        lines, seconds = _result(found, part), found[part]["seconds"]
-        models = len({one["model"] for one in lines})
-        short[part] = {"summary": SUMMARIES[part](lines), "models": models, "seconds": seconds}
-    return short
-
-
 def write(found: dict[str, Any], name: str) -> None:
     """Store the figures, and write the tables between the page's markers."""
-    stored = compact(found)
+    stored = dict(found)
+    for part in {"rows", "logits", "operations"} & found.keys():  # of comparisons, the summary
+        lines, seconds = _result(found, part), found[part]["seconds"]
+        models = len({one["model"] for one in lines})
+        stored[part] = {"summary": SUMMARIES[part](lines), "models": models, "seconds": seconds}
     (RESULTS / f"{name}.json").write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(stored, name), encoding="utf-8")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.cuda import Copies
+from bench.gpu.cuda import memcpy
 from bench.processes import llama_server, notes_serve, stream
 from bench.random_model import ROOT, random_model
 from bench.speed import COMPILED_AT, SPLICED_AT, make_segment, random_rows, seconds
@@ -71,19 +71,8 @@ def _splices(context: Context, count: int, path: Path) -> dict[str, Any]:
         "memory": memory,
         "file": file,
         "read": read,
-        **_memcpy(segment.nbytes),
+        **memcpy(segment.nbytes),
     }
-
-
-def _memcpy(size: int) -> dict[str, float]:
-    try:
-        copies = Copies(size)
-    except OSError:  # a dry run
-        return {}
-    try:
-        return {"memcpy_pinned": copies.seconds(pinned=True), "memcpy_pageable": copies.seconds(pinned=False)}
-    finally:
-        copies.close()
 
 
 def first_tokens(name: str, model: Path, text: str, program: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ each side. The report's gate is the share of those.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from bench.paper.caches import Lab, Mix, Pair
 from bench.paper.tasks import Persona, Tasks
 from bench.real.tasks import Fact, Question
 from notes_cli.engine.positions import Patch
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure.verify import cosine
 from training import policies
@@ -32,7 +31,6 @@ Logits = NDArray[np.float32]
 K = 8  # positions of the highest effect, and as many random ones
 DRAWS = 3  # of random positions
 TURNS = 28
-SESSION = 12  # turns of a conversation with a memory, of which every third decides
 PROBES = 7  # of these turns, one is compared with a prefill after edits in place
 BLOCKS = (1, 2, 4, 8, 16)
 ANSWER, CALL = 8, 32  # tokens of an answer at most
@@ -52,32 +50,10 @@ class Cell:
         return f"{self.experiment}/{self.item}"
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment: the number of its tasks, and what one costs: tokens to prefill (of SmolLM2's tokenizer) and
-    answers' tokens, one after the other."""
-
-    title: str
-    count: int
-    prefill: int
-    generated: int = 0
-
-
-EXPERIMENTS = {
-    "gated": Experiment("decisions gated by a field, corrected in an ordinary cache; where they are", 8, 1100),
-    "compose": Experiment("the same in a cache that was spliced", 8, 2000),
-    "trigger": Experiment("where a decision is, with the field constant and one value of the rule changed", 18, 800),
-    "lookup": Experiment("where a value is that is only looked up", 16, 900, 10),
-    "positions": Experiment("the 8 positions of the highest effect against 8 random ones", 6, 900, 500),
-    "facts": Experiment("facts of a passage that was compiled once", 104, 1500, 32),
-    "tools": Experiment("tool calls with definitions that were compiled once", 108, 150, 64),
-    "agent": Experiment("an agent of three turns with a state that changes", 100, 700, 6),
-    "turns": Experiment("a field that is toggled in 28 turns", 3, 9000, 60),
-    "e2": Experiment("memory E2: moved against prefilled", 24, 3000),
-    "e3": Experiment("memory E3: edited", 24, 2700),
-    "e4": Experiment("memory E4: compiled in blocks", 8, 7500),
-    "e5": Experiment("memory E5: 12 turns", 3, 20000),
-}
+# The number of tasks: of decisions that one change flips, of texts that were compiled once, of a user's memory.
+EXPERIMENTS = {"gated": 8, "compose": 8, "trigger": 18, "lookup": 16, "positions": 6}
+EXPERIMENTS |= {"facts": 104, "tools": 108, "agent": 100, "turns": 3}
+EXPERIMENTS |= {"e2": 24, "e3": 24, "e4": 8}
 PAIRS = ("gated", "compose", "trigger", "lookup", "positions")
 
 
@@ -88,7 +64,7 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
     compose = made.tiny(24, "compose", before=policies.PREAMBLES[1]) if tiny else made.compose(tasks)
     triggers = made.tiny_triggers(24, "t") if tiny else made.triggers(tasks)
     lookups = made.tiny(24, "look", ask=policies.RECALL[0]) if tiny else made.lookups(tasks)
-    counts = {name: max(1, round(one.count * scale)) for name, one in EXPERIMENTS.items()}
+    counts = {name: max(1, round(count * scale)) for name, count in EXPERIMENTS.items()}
     domains = tasks["agent"]["DOMAINS"]
     users = partial(made.personas, tasks)
     sources: dict[str, list[Callable[[Lab], Result]]] = {
@@ -107,7 +83,6 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
         "e2": [partial(moved, user=user) for user in users(counts["e2"], 24, 2, 5000)],
         "e3": [partial(memory_edit, user=user) for user in users(counts["e3"], 24, 2, 7000)],
         "e4": [partial(blocks, user=user) for user in users(counts["e4"], 60, 4, 9000, spread=True)],
-        "e5": [partial(session, tasks=tasks, seed=seed) for seed in range(counts["e5"])],
     }
     whole = PAIRS if tiny else PAIRS[:2]  # there is no other one of the author's, and the tiny model is fast
     for name, source in sources.items():
@@ -359,53 +334,3 @@ def blocks(lab: Lab, user: Persona) -> Result:
                 sequence.splice(lab.compile(memory[first:last]))
             result[str(count)] = _compared(lab, sequence, tail, full)
     return {"right": [full[0] == user.allowed], "blocks": result}
-
-
-def session(lab: Lab, tasks: Tasks, seed: int) -> Result:
-    """E5: a conversation of 12 turns with a memory of 120 settings, kept just before the question by moving it.
-
-    Compared with a prefill of the same tokens at every decision. Tokens to decode at decisions are counted: moved
-    (`ours`), memory at the front (`front`) and at the end (`end`) of a prefix cache, prefilled (`prefill`).
-    """
-    (user,) = made.personas(tasks, 1, 120, 2, 1000 + 2 * seed)
-    draw = random.Random(seed)
-    result: Result = {"right": [], "rows": [], "seconds": [[], []]}
-    counted = dict.fromkeys(("ours", "front", "end", "prefill"), 0)
-    memory = lab.text("".join(user.parts()))
-    segment: Segment = lab.compile(memory)
-    compiled, stale = len(memory), True
-    unread = 0  # tokens of turns since the last decision
-    with lab.sequence(lab.head(made.RULES)) as live:
-        start = len(live)
-        for turn in range(SESSION):
-            tokens = lab.text(made.chat([turn], turn) + "\n")
-            live.append(tokens)
-            unread += len(tokens)
-            if draw.random() < 0.25:
-                user = user.toggle(not user.settings[user.toggled][3])
-                memory = lab.text("".join(user.parts()))
-                segment = lab.compile(memory)
-                compiled, stale = compiled + len(memory), True
-            if (turn + 1) % 3:
-                continue
-            tail, conversation = lab.tail(user.question), live.tokens
-            with lab.sequence(conversation, memory) as full:
-                began = time.perf_counter()
-                expected = _decided(lab, full, tail, YES)
-                prefilled = time.perf_counter() - began
-            live.flush()
-            began = time.perf_counter()
-            live.splice(segment, seam=1)
-            row = _compared(lab, live, tail, expected)
-            result["seconds"][0].append(round(time.perf_counter() - began, 4))
-            result["seconds"][1].append(round(prefilled, 4))
-            live.truncate(len(conversation))
-            result["right"].append(expected[0] == user.allowed)
-            result["rows"].append(row)
-            counted["ours"] += unread + 1 + len(tail)
-            counted["end"] += unread + len(memory) + len(tail)
-            counted["front"] += (len(memory) + len(conversation) - start if stale else unread) + len(tail)
-            counted["prefill"] += len(conversation) + len(memory) + len(tail)
-            unread, stale = 0, False
-    counted["ours"] += compiled
-    return result | {"tokens": counted}

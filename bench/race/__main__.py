@@ -47,9 +47,7 @@ def measure(cell: Cell) -> list[Run]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", metavar="CELL", help="some: WORK or WORK/PEER")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the report into the documents there")
     given = parser.parse_args()

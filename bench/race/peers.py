@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,7 +27,8 @@ FOLDER = ROOT / "build" / "race"
 HOME = FOLDER / "home"
 THREADS = 2  # of every program
 CONTEXT = 8192  # tokens
-CHUNK = 64  # of --cache-reuse
+CHUNK = 64  # tokens
+REUSE = ("--cache-reuse", str(CHUNK))
 CAP = 30.0  # seconds after the first answer of a workload, from when on no further question is asked
 
 
@@ -169,7 +170,7 @@ def _server(release: Release, *more: str) -> AbstractContextManager[Server]:
     return llama_server(stock(release=release), Path(model()), FOLDER / "llama-server.log", *options)
 
 
-def server(work: Work, release: Release, *more: str, front: bool = False) -> Runs:
+def server(work: Work, release: Release = NEWER, more: Sequence[str] = (), front: bool = False) -> Runs:
     """Ask a running llama-server, which caches prompts. `front`: put a user's memory into the system message."""
     with _server(release, *more) as running:
         if work.seen:
@@ -249,40 +250,36 @@ def llama_cpp_python(work: Work) -> Runs:
             yield Run(first, whole, processor, ended.memory, prompt.question.right(text))
 
 
-def _text_kept(work: Work) -> bool:
-    """Return whether the text is the same in every prompt, as programs that restore a saved prompt need."""
+def _kept(work: Work) -> bool:
+    """True if the text is the same in every prompt, as programs that restore a saved prompt need."""
     return work.name.startswith("same")
+
+
+def _any(_: Work) -> bool:
+    return True
+
+
+def _single(work: Work) -> bool:
+    return not work.conversation
 
 
 PEERS = (
     Peer("ask", "`notes ask`", ask),
     Peer("prompt-cache", "`llama-completion --prompt-cache`", partial(completion, cache=True)),
-    Peer("serve-started", "`notes serve`, started for each question", serve_started, works=_text_kept),
-    Peer("slots", "llama-server 0.6.0, started, slot restored", server_slots, works=_text_kept),
+    Peer("serve-started", "`notes serve`, started for each question", serve_started, works=_kept),
+    Peer("slots", "llama-server 0.6.0, started, slot restored", server_slots, works=_kept),
     Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled, cap=4 * CAP),  # all questions
     Peer("completion", "`llama-completion`: full prefill", completion),
-    Peer("serve", "`notes serve`", serve, running=True, works=lambda work: True),
-    Peer(
-        "server-0.5.0", "llama-server 0.5.0", partial(server, release=PINNED), True, lambda work: not work.conversation
-    ),
-    Peer("server-0.6.0", "llama-server 0.6.0", partial(server, release=NEWER), True, lambda work: True),
-    Peer(
-        "reuse",
-        f"`llama-server --cache-reuse {CHUNK}` 0.6.0",
-        lambda work: server(work, NEWER, "--cache-reuse", str(CHUNK)),
-        *(True, lambda work: True),
-    ),
+    Peer("serve", "`notes serve`", serve, True, _any),
+    Peer("server-0.5.0", "llama-server 0.5.0", partial(server, release=PINNED), True, _single),
+    Peer("server-0.6.0", "llama-server 0.6.0", partial(server, release=NEWER), True, _any),
+    Peer("reuse", f"`llama-server --cache-reuse {CHUNK}` 0.6.0", partial(server, more=REUSE), True, _any),
     Peer(
         "front",
         "llama-server 0.6.0, memory in the system message",
-        lambda work: server(work, NEWER, front=True),
-        *(True, lambda work: work.memory),
-    ),
-    Peer(
-        "llama-cpp-python",
-        "llama-cpp-python, `LlamaRAMCache`",
-        llama_cpp_python,
+        partial(server, front=True),
         True,
-        lambda work: not work.conversation,
+        lambda w: w.memory,
     ),
+    Peer("llama-cpp-python", "llama-cpp-python, `LlamaRAMCache`", llama_cpp_python, True, _single),
 )

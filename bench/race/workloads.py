@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from itertools import pairwise, permutations
 
-from bench.real.memory import EDITS, FACTS, PROFILE
 from bench.real.tasks import ROOT, SKILLS, Question, contains, load_tasks
 from notes_cli.text.skill import load_skill
 
@@ -26,6 +25,11 @@ SIZES = {"1k": 7, "2k": 15, "4k": 32, "7k": 44}  # sections of a text of so many
 PAGES = ("recipes.md", "skills.md")
 SYSTEMS = ("Answer briefly.", "You are a clerk.", "Be polite and short.", "You work for a shop.", "You help new staff.")
 FIRST = date(2026, 5, 1)
+FACTS = {"Diet": "vegan", "City": "Bern", "Phone": "555-0101", "Color": "green", "Budget": "300 euro"}  # of a user
+HABITS = ("walks to work", "reads history", "cooks on Sundays", "likes short answers", "plays chess", "sleeps early")
+PROFILE = "\n".join(f"{key}: {value}" for key, value in FACTS.items()) + "\n\n"
+PROFILE += "\n".join(f"The user {one}, and has done so for {years} years." for years, one in enumerate(HABITS * 4, 2))
+EDITS = {4: ("City", "Oslo"), 7: ("Diet", "kosher"), 10: ("City", "Bern")}  # by turn
 CHAT = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -171,7 +175,7 @@ def _turns(parts: Sequence[Text]) -> list[Prompt]:
 
 
 def _memory() -> Iterator[Prompt]:
-    """A question about the profile's facts in turn; their values change as in bench/real/memory.py."""
+    """A question about the profile's facts in turn; their values change by EDITS."""
     facts, changes = dict(FACTS), dict[str, str]()
     for turn in range(MEMORY):
         changes |= dict([EDITS[turn]] if turn in EDITS else [])

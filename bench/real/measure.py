@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
 from typing import Any
 
 from bench.real.run import Outcome, answers
 from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
 from notes_cli.api import Model
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import Method
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.verify import cosine, divergence
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, shipped_wordings, word
-from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart
 from notes_cli.text.skill import parse_skill
 
 SYSTEM = "You answer questions about the texts that follow. Answer briefly."
 CORRECTIONS = ("nothing", "erratum", "field", "field+erratum", "suffix")  # suffix: the entries of a full prefill
-CONTEXTS = ("alone", "another", "turn")
-PLACES = ("skill", "question")
 RUNS = 7  # answers that are timed
 Progress = Callable[[str], object]
 
@@ -56,12 +52,8 @@ class Fidelity:
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
         cosines, divergences = found.pop("cosines"), found.pop("divergences")
-        return {
-            **found,
-            "cosine": round(sum(cosines) / len(cosines), 5),
-            "lowest_cosine": round(min(cosines), 5),
-            "kl": round(sum(divergences) / len(divergences), 5),
-        }
+        means = {"cosine": fmean(cosines), "lowest_cosine": min(cosines), "kl": fmean(divergences)}
+        return found | {name: round(mean, 5) for name, mean in means.items()}
 
 
 @dataclass
@@ -120,15 +112,8 @@ def speed(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict
         asked = [question.ask for question in one.questions[:RUNS]]
         prefilled = [model.ask(ask, system=segment.text, max_tokens=1).first_token for ask in asked[:3]]
         spliced = [model.ask(ask, splice=[segment], max_tokens=1).first_token for ask in asked]
-        rows.append(
-            {
-                "skill": one.skill,
-                "tokens": len(segment),
-                "bytes": segment.nbytes,
-                "prefill": round(median(prefilled), 3),
-                "spliced": round(median(spliced), 3),
-            }
-        )
+        times = {"prefill": round(median(prefilled), 3), "spliced": round(median(spliced), 3)}
+        rows.append({"skill": one.skill, "tokens": len(segment), "bytes": segment.nbytes, **times})
     return rows
 
 
@@ -164,14 +149,13 @@ def facts(workspace: Workspace, given: Sequence[Fact], progress: Progress) -> li
             progress(f"facts: {number} of {len(given)}")
         name = f"passage-{number}"
         compiled.append(compile_skill(workspace, parse_skill(fact.passage, source=name, default=name)))
-        segment, ask = compiled[-1], fact.question.ask
-        before = compiled[number - 1 :][:1] if number else []
-        for way, skills, system in (
-            ("compiled", [segment], None),
-            ("system", [segment], SYSTEM),
-            ("another", [*before, segment], SYSTEM),
-        ):
-            prompt = [Prompt(ask, skills, system=system)]
+        ways = (
+            ("compiled", compiled[-1:], None),
+            ("system", compiled[-1:], SYSTEM),
+            ("another", compiled[-2:], SYSTEM),
+        )
+        for way, skills, system in ways:
+            prompt = [Prompt(fact.question.ask, skills, system=system)]
             full = answers(workspace, prompt, splice=False)
             rows[way].add([fact.question], answers(workspace, prompt), full)
     return [one.as_dict() for one in rows.values()]
@@ -206,64 +190,6 @@ def _each(model: Model, tasks: Sequence[Tasks], progress: Progress) -> Iterator[
             if number % 5 == 0:
                 progress(f"{one.skill}: correction {number} of {len(one.corrections)}")
             yield segment, correction
-
-
-def places(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
-    """Where an erratum is best and how it is best worded, over a quarter of the corrections: after the skill and before
-    the question, with and without the field in place, alone, after a system text and another skill, and in a later
-    turn; and each wording after the skill with the field in place."""
-    workspace, wordings = model.workspace, shipped_wordings()
-    keys = [
-        (context, method, place, wordings.default)
-        for method in ("erratum", "field+erratum")
-        for place in PLACES
-        for context in CONTEXTS
-    ]
-    keys += [("alone", "field+erratum", "skill", one) for one in wordings.forms if one != wordings.default]
-    rows = {key: Corrected(key[1]) for key in keys}
-    segments = [model.compile(SKILLS / one.skill) for one in tasks]
-    before = {segment.name: segments[number - 1] for number, segment in enumerate(segments)}
-    some = [replace(one, corrections=one.corrections[::4]) for one in tasks]
-    plain: dict[tuple[str, str], Outcome] = {}  # answers to the other question without a correction
-    for segment, correction in _each(model, some, progress):
-        assert correction.other is not None
-        asked, other = replace(correction, follows=None), (segment.name, correction.other.ask)
-        if other not in plain:
-            (plain[other],) = answers(workspace, [Prompt(correction.other.ask, [segment])])
-        for context, method, place, wording in keys:
-            sentence = word(Erratum(correction.field, correction.value, ""), wording)
-            skills = [before[segment.name], segment] if context == "another" else [segment]
-            prompts = [
-                _placed(ask, skills, context, sentence, place, correction, method) for ask in questions_of(asked)
-            ]
-            uncorrected = [plain[other]] * len(prompts)
-            rows[context, method, place, wording].add(asked, answers(workspace, prompts), uncorrected)
-    return [
-        {"context": context, "place": place, "wording": wording, **asdict(row)}
-        for (context, _, place, wording), row in rows.items()
-    ]
-
-
-def _placed(
-    ask: str,
-    skills: Sequence[Segment],
-    context: str,
-    sentence: str,
-    place: str,
-    correction: Correction,
-    method: str,
-) -> Prompt:
-    """A prompt with the erratum directly after the last skill, or before the question."""
-    erratum = (ErratumPart(sentence),)
-    text = (TextPart(SYSTEM),) if context == "another" else ()
-    system = Message(
-        "system", (*text, *(SkillPart(one.name) for one in skills), *(erratum if place == "skill" else ()))
-    )
-    earlier = [Message("user", (TextPart("Hello"),)), Message("assistant", (TextPart("Hello! How can I help you?"),))]
-    question = Message("user", (*(erratum if place == "question" else ()), TextPart(ask)))
-    messages = (system, *(earlier if context == "turn" else []), question)
-    values = {f"{skills[-1].name}.{correction.field}": correction.value} if METHODS[method].edits_rows else {}
-    return Prompt("", skills, conversation=Conversation(messages), fields=values, method=Method("field"))
 
 
 def interval(part: int, whole: int) -> tuple[float, float]:

@@ -31,17 +31,6 @@ METHODS = {
     "field+erratum": "**field in place, and erratum after the skill (default)**",
     "suffix": "full prefill of the corrected text",
 }
-CONTEXTS = {"alone": "", "another": "after a system text and another skill", "turn": "in a later turn"}
-SEAMS = {  # ways, of which one has the context of compilation and the number of boundary tokens
-    "opening 0": "no boundary token",
-    "opening 1": "1 boundary token (default)",
-    "opening 4": "4 boundary tokens",
-    "opening 16": "16 boundary tokens",
-    "exact": "`--exact`",
-    "text 1": "1, compiled after a system text",
-    "chat 1": "1, compiled in a message of the user",
-    "reworded": "a full prefill after another system text",
-}
 Rows = Sequence[dict[str, Any]]
 
 
@@ -84,26 +73,6 @@ def fidelity_table(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def seams_table(rows: Rows) -> str:
-    """Return a row per way, for passages in the system message (early) and in the question's (late)."""
-    lines = [
-        "| | early: right / prefill | same verdict | same text | late: right / prefill | same verdict | same text |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    found = {(row["way"], row["place"]): row for row in rows}
-    for way, name in SEAMS.items():
-        cells: list[str] = []
-        for place in ("early", "late"):
-            row = found.get((way, place), {})
-            if row:
-                cells.append(f"{row['right']} / {row['reference_right']} of {row['asked']}")
-                cells += [str(row[key]) for key in ("same_verdict", "same_text")]
-            else:
-                cells += [""] * 3
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def corrections_table(found: dict[str, Any]) -> str:
     """A row for each method."""
     lines = [
@@ -118,26 +87,11 @@ def corrections_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def places_table(rows: Rows) -> str:
-    """New and old values by method, place, wording and context, and how many other answers stay right."""
-    lines = [
-        "| method | place | wording | | new value | old value | other answers: as right |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: |",
-    ]
-    for row in rows:
-        cells = [f"{row['new']} of {row['asked']}", str(row["old"]), f"{row['other_same_verdict']}"]
-        where = CONTEXTS[row["context"]]
-        lines.append(f"| {row['method']} | {row['place']} | {row['wording']} | {where} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 TABLES: dict[str, Callable[[Any], str]] = {
     "speed": speed_table,
     "fidelity": fidelity_table,
     "facts": fidelity_table,
     "corrections": corrections_table,
-    "places": places_table,
-    "seams": seams_table,
 }
 
 

@@ -28,25 +28,25 @@ class Outcome:
 
 
 def answers(
-    workspace: Workspace, prompts: Sequence[Prompt], *, splice: bool = True, exact: bool = False, seam: int = 1
+    workspace: Workspace, prompts: Sequence[Prompt], *, splice: bool = True, exact: bool = False
 ) -> list[Outcome]:
     """Greedy answers to prompts that differ in their question alone; the rest of the prompt is made once.
 
-    `splice=False` decodes the same tokens, `exact` all that is not where it was compiled, `seam`: boundary tokens.
+    `splice=False` decodes the same tokens, `exact` all that is not where it was compiled.
     """
     parts = [parts_of(workspace, prompt) for prompt in prompts]
     longest = max(len(one.tokens[-1]) for one in parts) + ANSWER
     workspace.reserve(2 * parts[0].count + temporary_cells(prompts[0], parts[0]) + longest, 3)
-    boundary = PrefixCache().layout(prompts[0], parts[0], seam, splice=splice, exact=exact).boundary
+    boundary = PrefixCache().layout(prompts[0], parts[0], 1, splice=splice, exact=exact).boundary
     outcomes = []
     with ExitStack() as stack:
-        with assemble(workspace, prompts[0], parts=parts[0], splice=splice, exact=exact, seam=seam) as first:
+        with assemble(workspace, prompts[0], parts=parts[0], splice=splice, exact=exact, seam=1) as first:
             while not first.divided:
                 decode([first])
             stem = stack.enter_context(first.share(boundary) if boundary else workspace.sequence())
         for prompt, one in zip(prompts, parts, strict=True):
             with stem.share(boundary) if boundary else workspace.sequence() as sequence:
-                run(assemble_task(workspace, prompt, one, splice=splice, exact=exact, seam=seam, begun=sequence))
+                run(assemble_task(workspace, prompt, one, splice=splice, exact=exact, seam=1, begun=sequence))
                 logits = sequence.logits().copy()
                 with Sampler(SamplerOptions(temperature=0.0)) as sampler:
                     text = workspace.model.text(sequence.generate(sampler, ANSWER)).strip()

@@ -20,9 +20,7 @@ from bench.serving.phases import PIECES, measure, measured, phases
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", metavar="PHASE", help="some: MODEL, MODEL/SYSTEM or MODEL/SYSTEM/RATE")
     parser.add_argument("--report", action="store_true", help="measure nothing")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the report into the documents there")

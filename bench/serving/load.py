@@ -67,14 +67,12 @@ def arrivals(count: int, per_second: float | None, seed: int, until: float) -> l
 STILL = 2.0  # seconds without progress, as on a suspended or busy machine
 
 
-async def offer(
-    url: str, requests: Sequence[tuple[float, Json]], limit: float, still: float | None = None
-) -> list[Seen]:
-    """Send each at its time, and give up after `limit` seconds in all, or if nothing moves for `still` seconds."""
+async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:
+    """Send each at its time, and give up after `limit` seconds in all, or if nothing moves for STILL seconds."""
     seen = [Seen(arrival) for arrival, _ in requests]
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=None, limits=limits) as http:
-        watching = asyncio.create_task(_watch(http, url, still or STILL))
+        watching = asyncio.create_task(_watch(http, url))
         started = time.perf_counter()
         tasks = [
             asyncio.create_task(_ask(http, url, body, one, started + one.arrival))
@@ -92,13 +90,13 @@ async def offer(
     return seen
 
 
-async def _watch(http: httpx.AsyncClient, url: str, still: float) -> None:
+async def _watch(http: httpx.AsyncClient, url: str) -> None:
     """Raise SystemExit where time went by without us, or without the server, which has a thread for this."""
     while True:
         before = time.perf_counter()
         await http.get(f"{url}/health")
         await asyncio.sleep(STILL / 4)
-        if (gone := time.perf_counter() - before) > still:
+        if (gone := time.perf_counter() - before) > STILL:
             raise SystemExit(f"nothing moved for {gone:.0f} seconds: measure this phase again, on a quiet machine")
 
 

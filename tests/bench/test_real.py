@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.real import report, seams
+from bench.real import report
 from bench.real.measure import Corrected, Fidelity, interval
 from bench.real.run import Outcome, answers
 from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains, load_tasks
@@ -83,19 +82,6 @@ def test_verdicts_and_texts_are_counted_apart() -> None:
     found = rows.as_dict()
     assert (found["right"], found["reference_right"], found["same_verdict"], found["same_text"]) == (1, 2, 1, 0)
     assert found["cosine"] == 1.0 and found["kl"] == 0.0
-
-
-def test_ways_to_splice_a_fact_are_counted_by_place() -> None:
-    """A way that only some facts have is compared with the full prefill of those."""
-    found: list[Any] = [
-        {place: {"full": [True, "Ann"], "opening 1": [True, "It is Ann"]} for place in seams.PLACES} for _ in range(3)
-    ]
-    found[0]["late"] |= {"opening 1": [False, "Bob"], "exact": [True, "Ann"]}
-    rows = {(row["place"], row["way"]): [*row.values()][2:] for row in seams.rows(found)}
-    assert rows["early", "opening 1"] == [3, 3, 3, 3, 0] and rows["late", "opening 1"] == [3, 2, 3, 2, 0]
-    assert rows["late", "exact"] == [1, 1, 1, 1, 1] and ("early", "exact") not in rows
-    table = report.seams_table(seams.rows(found))
-    assert "| `--exact` |  |  |  | 1 / 1 of 1 | 1 | 1 |" in table
 
 
 def test_the_interval_of_a_share() -> None:

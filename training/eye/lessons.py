@@ -100,8 +100,8 @@ class Batch:
 class Teacher:
     """Draws lessons."""
 
-    def __init__(self, encoder: Encoder, seed: int, held_out: bool = False) -> None:
-        self.encode, self.rng, self.held_out = encoder.short, random.Random(seed), held_out
+    def __init__(self, encoder: Encoder, seed: int) -> None:
+        self.encode, self.rng = encoder.short, random.Random(seed)
 
     def _text(self, told: int) -> list[str]:
         """So many sentences, each on its own or all in a line."""
@@ -115,7 +115,7 @@ class Teacher:
         kinds = [rng.choice(("picture", "receipt"))] * rng.choices((1, 2, 3), (3, 4, 3))[0]
         if rng.random() < 0.5:
             kinds = [rng.choice(("picture", "receipt")) for _ in kinds]
-        shown = [pictures.make(rng, kind, self.held_out) for kind in kinds]
+        shown = [pictures.make(rng, kind, False) for kind in kinds]
         alone = encode(COMPILED) if rng.random() < 0.55 else None
         corrected = rng.randrange(len(shown)) if rng.random() < 0.3 else None
         sentence, answers = ("", {}) if corrected is None else pictures.erratum(rng, shown, corrected)
@@ -148,10 +148,7 @@ class Teacher:
         """Questions and answers: in most lessons they do not see each other, else one comes after the other."""
         rng, encode, shown = self.rng, self.encode, lesson.shown
         labels = pictures.labels(shown)
-        asked = [
-            [(subject, one) for subject, one in enumerate_subjects(picture, label)]
-            for picture, label in zip(shown, labels, strict=True)
-        ]
+        asked = [enumerate_subjects(picture, label) for picture, label in zip(shown, labels, strict=True)]
         branches = rng.random() < 0.7
         begin, last = lesson.next, lesson.last
         for number in range(turns):

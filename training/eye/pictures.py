@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +77,11 @@ class Picture:
         return height // CELL, width // CELL
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A question, the right answer, and the answers among which it is chosen."""
+class Asked(NamedTuple):
+    """A question, and the right answer."""
 
     question: str
     answer: str
-    choices: tuple[str, ...]
 
 
 def make(rng: random.Random, kind: str, held_out: bool) -> Picture:
@@ -144,25 +143,19 @@ def questions(picture: Picture, which: str = "") -> list[Asked]:
     """All that can be asked about a picture. `which`: words that tell it from another of its kind."""
     where = f" {which}" if which else ""
     if picture.kind == "receipt":
-        numbers = tuple(f"{n:02d}" for n in range(100))
-        return [
-            Asked(f"What is the day{where}?", picture.day, numbers),
-            Asked(f"What is the total{where}?", picture.total, numbers),
-        ]
+        return [Asked(f"What is the {name}{where}?", getattr(picture, name)) for name in ("day", "total")]
     found = []
-    colours, shapes = (*COLOURS, "nothing"), (*SHAPES, "nothing")
     things = [thing for thing in picture.things if thing]
     for place, thing in zip(PLACES, picture.things, strict=True):
         colour, shape = thing or ("nothing", "nothing")
-        found.append(Asked(f"What shape is at the {place}{where}?", shape, shapes))
-        found.append(Asked(f"What colour is at the {place}{where}?", colour, colours))
+        found.append(Asked(f"What shape is at the {place}{where}?", shape))
+        found.append(Asked(f"What colour is at the {place}{where}?", colour))
     for colour, shape in things:
         if [other[1] for other in things].count(shape) == 1:
-            found.append(Asked(f"What colour is the {shape}{where}?", colour, colours))
+            found.append(Asked(f"What colour is the {shape}{where}?", colour))
         if [other[0] for other in things].count(colour) == 1:
-            found.append(Asked(f"What shape is {colour}{where}?", shape, shapes))
-    found.append(Asked(f"How many shapes are there{where}?", NUMBERS[len(things)], NUMBERS))
-    return found
+            found.append(Asked(f"What shape is {colour}{where}?", shape))
+    return [*found, Asked(f"How many shapes are there{where}?", NUMBERS[len(things)])]
 
 
 def subjects() -> list[str]:

@@ -10,7 +10,6 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,15 +26,8 @@ FINAL = Path(__file__).resolve().parents[2] / "notes_cli" / "models"
 _COLOURS, _SHAPES = (*pictures.COLOURS, None), (*pictures.SHAPES, None)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How long, and how fast."""
-
-    eye_steps: int = 600
-    steps: int = 3000
-    rate: float = 2e-3
-    tokens: int = 4800  # a batch
-    turns: int = 6
+EYE_STEPS, STEPS, RATE = 600, 3000, 2e-3
+TOKENS, TURNS = 4800, 6  # of a batch, of a conversation
 
 
 class Reader(nn.Module):
@@ -130,13 +122,8 @@ def looked_at(rng: random.Random, count: int) -> Iterator[tuple[dict[str, Tensor
     """Pictures alone, half of each kind."""
     while True:
         shown = {kind: [pictures.make(rng, kind, False) for _ in range(count // 2)] for kind in pictures.SIZES}
-        yield (
-            {
-                kind: torch.stack([torch.from_numpy(pictures.draw(p, rng)) for p in some])
-                for kind, some in shown.items()
-            },
-            shown,
-        )
+        drawn = {kind: [torch.from_numpy(pictures.draw(p, rng)) for p in some] for kind, some in shown.items()}
+        yield {kind: torch.stack(some) for kind, some in drawn.items()}, shown
 
 
 def stream(net: model.ImageEncoding, batch: Batch) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -149,24 +136,12 @@ def stream(net: model.ImageEncoding, batch: Batch) -> tuple[list[Tensor], dict[s
     return net.decoder(x, batch.at, batch.sees), rows
 
 
-def loss_of(net: model.ImageEncoding, batch: Batch) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
-    """Return the cross entropy of the answers, the hidden states after each block, and the image rows by kind."""
-    after, rows = stream(net, batch)
-    wanted = batch.targets >= 0
-    logits, targets = net.decoder.logits(after[-1][wanted]), batch.targets[wanted]
-    return F.cross_entropy(logits, targets), after, rows
-
-
-def rate_at(step: int, steps: int, top: float) -> float:
+def rate_at(step: int, steps: int) -> float:
     """Up at once, then down as a cosine."""
-    return top * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
+    return RATE * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
 
 
-def log(line: str) -> None:
-    print(line, flush=True)
-
-
-def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder) -> None:
+def train(eye_steps: int, steps: int, net: model.ImageEncoding, encoder: Encoder) -> None:
     """All of it."""
     reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
@@ -181,31 +156,33 @@ def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder) -> None:
 
     seeing = {"params": [*net.vision.parameters(), *reader.parameters()], "part": 1.0}
     optimiser = torch.optim.AdamW([seeing], betas=(0.9, 0.98), weight_decay=0.01)
-    for number, (pixels, shown) in zip(range(plan.eye_steps), looked_at(random.Random(5), 64), strict=False):
+    for number, (pixels, shown) in zip(range(eye_steps), looked_at(random.Random(5), 64), strict=False):
         loss = reader({kind: net.vision(some) for kind, some in pixels.items()}, shown)
-        step(loss, optimiser, rate_at(number, plan.eye_steps, plan.rate))
+        step(loss, optimiser, rate_at(number, eye_steps))
         if number % 50 == 49:
-            log(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s")
+            print(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s", flush=True)
     teacher = Teacher(encoder, 7)
     seeing["part"] = 0.1  # the eye has learned its part
     speaking = {"params": [*net.decoder.parameters(), *guide.parameters()], "part": 1.0}
     optimiser = torch.optim.AdamW([seeing, speaking], betas=(0.9, 0.98), weight_decay=0.01)
-    for number in range(plan.steps):
-        batch = teacher.batch(plan.tokens, plan.turns, number % 8 == 7)
-        loss, after, rows = loss_of(net, batch)
+    for number in range(steps):
+        batch = teacher.batch(TOKENS, TURNS, number % 8 == 7)
+        after, rows = stream(net, batch)
+        wanted = batch.targets >= 0
+        loss = F.cross_entropy(net.decoder.logits(after[-1][wanted]), batch.targets[wanted])  # of the answers
         reading, guiding = reader(rows, batch.shown), guide(after, batch)
-        left = max(0.1, 1 - 1.2 * number / plan.steps)
-        step(loss + 0.1 * reading + 0.4 * left * guiding, optimiser, rate_at(number, plan.steps, plan.rate))
+        left = max(0.1, 1 - 1.2 * number / steps)
+        step(loss + 0.1 * reading + 0.4 * left * guiding, optimiser, rate_at(number, steps))
         if number % 50 == 49:
-            log(f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s")
+            print(f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s", flush=True)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, default=FINAL, help="the exported files go here")
-    parser.add_argument("--eye-steps", type=int, default=Plan.eye_steps)
-    parser.add_argument("--steps", type=int, default=Plan.steps)
+    parser.add_argument("--eye-steps", type=int, default=EYE_STEPS)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -213,10 +190,10 @@ def main() -> None:
     torch.manual_seed(1)
     tokenizer = words.train()
     net = model.ImageEncoding(model.Shape(vocab=-(-tokenizer.get_vocab_size() // 32) * 32))
-    log(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder")
-    train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, Encoder(tokenizer))
+    print(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder", flush=True)
+    train(args.eye_steps, args.steps, net, Encoder(tokenizer))
     for path in export.write(net, tokenizer, args.models):
-        log(f"wrote {path.name}, {path.stat().st_size} bytes")
+        print(f"wrote {path.name}, {path.stat().st_size} bytes", flush=True)
 
 
 if __name__ == "__main__":

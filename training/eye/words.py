@@ -15,15 +15,8 @@ PAD, _, END, SEE, SEEN, ROW = range(len(SPECIAL))
 def train() -> Tokenizer:
     """Train on all sentences of the world, each often enough for its words to be whole."""
     rng = random.Random(3)
-    corpus: list[str] = [
-        *pictures.FILLERS,
-        *(" " + sentence for sentence in pictures.FILLERS),
-        *pictures.SHAPES,
-        *pictures.COLOURS,
-        *pictures.NUMBERS,
-        "nothing",
-        pictures.VOID,
-    ]
+    corpus = [*pictures.FILLERS, *(f" {sentence}" for sentence in pictures.FILLERS)]
+    corpus += [*pictures.SHAPES, *pictures.COLOURS, *pictures.NUMBERS, "nothing", pictures.VOID]
     corpus += ["system\n", "user\n", "assistant\n", "Correction: the receipt is void.", "the day", "the total"]
     for _ in range(400):
         shown = [pictures.make(rng, rng.choice(["picture", "receipt"]), False) for _ in range(3)]

@@ -73,7 +73,6 @@ class Batch:
     branch: npt.NDArray[np.int64]  # B, K, L
     weight: npt.NDArray[np.float32]  # B, K, L: of predicting the token that is here
     kind: npt.NDArray[np.int64]
-    branches: list[list[Branch]]
 
 
 class Teacher:
@@ -252,4 +251,4 @@ class Teacher:
             for k, one in enumerate(sets[b]):
                 n = len(one.ids)
                 branch[b, k, :n], weight[b, k, :n], kind[b, k, :n] = one.ids, one.weight, one.kind
-        return Batch(prefix, np.array([len(t) for t in texts]), branch, weight, kind, sets)
+        return Batch(prefix, np.array([len(t) for t in texts]), branch, weight, kind)

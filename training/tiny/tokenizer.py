@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
 from itertools import pairwise
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,20 +30,15 @@ _WHOLE = (
 WHOLE = _WHOLE.split()
 
 
-def digits() -> list[str]:
-    """Numbers that are one token."""
-    return [f"{n:02d}" for n in range(100)] + [str(n) for n in range(1000)] + [str(n) for n in range(2020, 2036)]
-
-
 def pools() -> list[str]:
     """The words of training/policies.py, which the sample skills use."""
     found = [v for values in (*policies.WORD_FIELDS.values(), *policies.TOPICS.values()) for v in values]
     return [*found, *policies.WORD_FIELDS, *policies.DATE_FIELDS, *policies.AMOUNT_FIELDS, *policies.TOPICS]
 
 
-def make(seed: int = 7, pieces: int = PIECES, numbers: Sequence[str] = tuple(digits())) -> Tokenizer:
+def make() -> Tokenizer:
     """The tokenizer: learned pieces, whole function words and numbers, then the blanks."""
-    rng = random.Random(f"tokenizer {seed}")
+    rng = random.Random("tokenizer 7")
     corpus = [w for w in words.known(False) for _ in range(4)]
     corpus += [words.invent(rng, False) for _ in range(12000)]
     learned = Tokenizer(models.BPE())
@@ -53,12 +47,13 @@ def make(seed: int = 7, pieces: int = PIECES, numbers: Sequence[str] = tuple(dig
     learned.train_from_iterator(
         corpus,
         trainers.BpeTrainer(
-            vocab_size=len(SPECIAL) + 256 + pieces,
+            vocab_size=len(SPECIAL) + 256 + PIECES,
             special_tokens=list(SPECIAL),
             show_progress=False,
             initial_alphabet=alphabet,
         ),
     )
+    numbers = [f"{n:02d}" for n in range(100)] + [str(n) for n in (*range(1000), *range(2020, 2036))]
     merges = [tuple(m) for m in json.loads(learned.to_str())["model"]["merges"]]
     for word in [*numbers, *WHOLE, *pools()]:
         merges += joins(merges, word)

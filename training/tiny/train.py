@@ -10,13 +10,11 @@ import argparse
 import contextlib
 import ctypes
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from training import export, model
@@ -106,20 +104,12 @@ class Accuracy:
     def __init__(self) -> None:
         self.value: dict[str, float] = {}
 
-    def add(self, name: str, value: float, pace: float = 0.05) -> None:
-        """Take in one measurement."""
-        if value == value:
-            self.value[name] = value if name not in self.value else (1 - pace) * self.value[name] + pace * value
-
-    def take(self, kinds: Sequence[str], kind: Tensor, right: Tensor) -> None:
+    def take(self, kind: Tensor, right: Tensor) -> None:
         """Take in which tokens of a batch were right, each of a kind by its number; number 0 does not count."""
-        for number, name in enumerate(kinds):
-            chosen = right[kind == number]
-            if number and len(chosen):
-                self.add(name, chosen.float().mean().item())
-
-    def __str__(self) -> str:
-        return " ".join(f"{k.replace(' ', '_')}={v:.2f}" for k, v in sorted(self.value.items()))
+        for number, name in enumerate(KINDS):
+            if number and len(chosen := right[kind == number]):
+                value = chosen.float().mean().item()
+                self.value[name] = 0.95 * self.value.get(name, value) + 0.05 * value
 
     def mean(self, *prefixes: str) -> float:
         """Mean over kinds that begin with one of the prefixes."""
@@ -157,24 +147,6 @@ def loss_of(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor, 
     return loss + text_weight * text, kind[keep], logits.argmax(-1) == target
 
 
-def shape_of(made: Tokenizer) -> model.Shape:
-    """The sizes of the subject with this tokenizer."""
-    vocabulary = -(-made.get_vocab_size() // 32) * 32
-    return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0)
-
-
-def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
-    """The model before training."""
-    torch.manual_seed(seed)
-    net = model.Tiny(shape)
-    start(net, Marks.of(encoder), seed)
-    return net
-
-
-def log(line: str) -> None:
-    print(line, flush=True)
-
-
 def train(plan: Plan, net: model.Tiny, encoder: Encoder) -> None:
     """Run the plan."""
     # Without AVX-512 a processor has no bf16 of its own: a step in it took ten times as long as in f32 with AVX2.
@@ -192,7 +164,7 @@ def train(plan: Plan, net: model.Tiny, encoder: Encoder) -> None:
     for block in net.blocks:
         block.compile(dynamic=True)  # a minute, then a third faster
     started = time.time()
-    log(f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} in {'bf16' if half else 'f32'}")
+    print(f"{model.size(net)} parameters {net.shape} {plan} in {'bf16' if half else 'f32'}", flush=True)
     for step in range(plan.steps):
         for group, rate in zip(opt.param_groups, (plan.gentle_rate_at(step), plan.rate_at(step)), strict=True):
             group["lr"] = rate
@@ -206,33 +178,22 @@ def train(plan: Plan, net: model.Tiny, encoder: Encoder) -> None:
         opt.zero_grad(set_to_none=True)
         loss.backward()
         # Each by itself: what compares numbers is steep, and would take all the room there is.
-        norms = torch.stack([nn.utils.clip_grad_norm_([param], 0.2) for param in learning])
+        for param in learning:
+            nn.utils.clip_grad_norm_([param], 0.2)
         opt.step()
         tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
         if use == level:
-            accuracy.take(KINDS, kind, right)
+            accuracy.take(kind, right)
         since += 1
         if step % 100 == 99:
-            log(
-                f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norms.square().sum().sqrt().item():.1f} "
-                f"rate {plan.rate_at(step):.5f} {tokens / 1e6:.2f}M tokens {time.time() - started:.0f}s {accuracy}"
-            )
+            found = " ".join(f"{name.replace(' ', '_')}={value:.2f}" for name, value in sorted(accuracy.value.items()))
+            taken = f"{tokens / 1e6:.2f}M tokens {time.time() - started:.0f}s"
+            print(f"step {step + 1} stage {level} loss {loss.item():.3f} {taken} {found}", flush=True)
         passed = accuracy.mean("direct", "changed", "reason", "rethink", "what if") > STAGES[level].pass_at
         if level < len(STAGES) - 1 and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
             level, since = level + 1, 0
             accuracy.value.clear()
-            log(f"step {step + 1} stage {level}: {STAGES[level].name}")
-
-
-def settle(threads: int) -> None:
-    """Make the CPU quick: no denormals; memory stays with the process (page faults cost a third)."""
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(-4, 0)  # M_MMAP_MAX
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        libc.mallopt(-2, 2**29)  # M_TOP_PAD
+            print(f"step {step + 1} stage {level}: {STAGES[level].name}", flush=True)
 
 
 def main() -> None:
@@ -243,13 +204,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    settle(args.threads)
+    torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)
+    with contextlib.suppress(OSError, AttributeError):  # memory stays with the process: page faults cost a third
+        libc = ctypes.CDLL("libc.so.6")
+        for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**29)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+            libc.mallopt(option, value)
     made = tokenizer.make()
     encoder = Encoder(made)
-    net = build(encoder, shape_of(made), args.seed)
+    torch.manual_seed(args.seed)
+    vocabulary = -(-made.get_vocab_size() // 32) * 32
+    net = model.Tiny(model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0))
+    start(net, Marks.of(encoder), args.seed)
     train(Plan(steps=args.steps, seed=args.seed), net, encoder)
     export.write(net, made, args.gguf)
-    log(f"wrote {args.gguf.name}, {args.gguf.stat().st_size} bytes")
+    print(f"wrote {args.gguf.name}, {args.gguf.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
