@@ -88,8 +88,8 @@ bench: $(DEV) ## Splice against prefill and memcpy, with a random model of the s
 real: $(DEV) ## Splices and corrections on real texts with SmolLM2 or MODEL=FILE (README's tables, 40 minutes on two quiet cores); FACTS=tasks.json: the author's facts, too; ONLY='fidelity ...' for some
 	@$(BIN)/python -m bench.real $(if $(MODEL),--model $(MODEL)) $(foreach part,$(ONLY),--only $(part)) $(if $(FACTS),--facts $(FACTS)) --write
 
-paper: $(DEV) ## The paper's experiments on MODEL=FILE with the author's TASKS=tasks.json or clone; SCALE=0.2, ONLY='facts ...'; run again, it goes on (hours at full scale)
-	@$(if $(TASKS),,echo "Name the author's tasks: TASKS=tasks.json, or a clone of his repository"; exit 1;) nice $(BIN)/python -m bench.paper $(if $(MODEL),--model $(MODEL)) --tasks $(TASKS) $(if $(SCALE),--scale $(SCALE)) $(foreach part,$(ONLY),--only $(part))
+paper: $(DEV) ## The paper's experiments on MODEL=FILE with the author's TASKS=tasks.json or clone; RECORDS=clone, SCALE=0.2, ONLY='facts ...'; run again, it goes on (hours at full scale)
+	@$(if $(TASKS),,echo "Name the author's tasks: TASKS=tasks.json, or a clone of his repository"; exit 1;) nice $(BIN)/python -m bench.paper $(if $(MODEL),--model $(MODEL)) --tasks $(TASKS) $(if $(RECORDS),--records $(RECORDS)) $(if $(SCALE),--scale $(SCALE)) $(foreach part,$(ONLY),--only $(part))
 
 images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json

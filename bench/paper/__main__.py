@@ -2,6 +2,7 @@
 
     python -m bench.paper --model FILE.gguf --tasks tasks.json   # all experiments; run again, it goes on where it was
     python -m bench.paper ... --scale 0.2 --only facts           # a fifth of the tasks; some experiments alone
+    python -m bench.paper ... --records CLONE                    # the author's records, of a clone of his repository
     python -m bench.paper ... --write                            # also docs/paper.md, with the models that it has
 
 Each finished task is a line of build/paper/MODEL.jsonl. The report is MODEL.md and MODEL.json beside it.
@@ -24,6 +25,7 @@ from bench.paper import report
 from bench.paper import tasks as made
 from bench.paper.caches import Lab
 from bench.paper.experiments import EXPERIMENTS, PAIRS, Result, cells
+from bench.paper.records import read_records
 from notes_cli import config
 from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
@@ -104,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the paper's experiments on a model.")
     parser.add_argument("--model", default="smollm2", help="a GGUF file, or a name that `notes models` lists")
     parser.add_argument("--tasks", type=Path, required=True, help="the author's tasks: a tasks.json, or his clone")
+    parser.add_argument("--records", type=Path, help="a clone of the author's repository, for his records")
     parser.add_argument("--only", choices=EXPERIMENTS, action="append", help="an experiment alone; repeatable")
     parser.add_argument("--scale", type=float, default=1.0, help="the share of each experiment's tasks (1.0)")
     parser.add_argument("--n-ctx", type=int, default=8192, help="cells of the cache (8192)")
@@ -116,10 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, results = run(
             given.model, given.tasks, given.out, given.scale, given.only or list(EXPERIMENTS), given.n_ctx
         )
+        stored = report.stored()
+        if given.records:
+            stored["records"] = read_records(given.records)
     except NotesError as error:
         print(f"bench.paper: {error}", file=sys.stderr)
         return 1
-    rows, stored = report.rows(results.found), report.stored()
+    rows = report.rows(results.found)
     alone = {"records": stored["records"], "models": {name: rows}}
     results.path.with_suffix(".json").write_text(json.dumps(alone) + "\n", encoding="utf-8")
     results.path.with_suffix(".md").write_text(report.page(alone), encoding="utf-8")

@@ -7,6 +7,7 @@ each side. The report's gate is the share of those.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from bench.paper.caches import Lab, Mix, Pair
 from bench.paper.tasks import Persona, Tasks
 from bench.real.tasks import Fact, Question
 from notes_cli.engine.positions import Patch
-from notes_cli.engine.segment import Tokens
+from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure.verify import cosine
 from training import policies
@@ -31,6 +32,7 @@ Logits = NDArray[np.float32]
 K = 8  # positions of the highest effect, and as many random ones
 DRAWS = 3  # of random positions
 TURNS = 28
+SESSION = 12  # turns of a conversation with a memory, of which every third decides
 PROBES = 7  # of these turns, one is compared with a prefill after edits in place
 BLOCKS = (1, 2, 4, 8, 16)
 ANSWER, CALL = 8, 32  # tokens of an answer at most
@@ -53,7 +55,7 @@ class Cell:
 # The number of tasks: of decisions that one change flips, of texts that were compiled once, of a user's memory.
 EXPERIMENTS = {"gated": 8, "compose": 8, "trigger": 18, "lookup": 16, "positions": 6}
 EXPERIMENTS |= {"facts": 104, "tools": 108, "agent": 100, "turns": 3}
-EXPERIMENTS |= {"e2": 24, "e3": 24, "e4": 8}
+EXPERIMENTS |= {"e2": 24, "e3": 24, "e4": 8, "e5": 3}
 PAIRS = ("gated", "compose", "trigger", "lookup", "positions")
 
 
@@ -83,6 +85,7 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
         "e2": [partial(moved, user=user) for user in users(counts["e2"], 24, 2, 5000)],
         "e3": [partial(memory_edit, user=user) for user in users(counts["e3"], 24, 2, 7000)],
         "e4": [partial(blocks, user=user) for user in users(counts["e4"], 60, 4, 9000, spread=True)],
+        "e5": [partial(session, tasks=tasks, seed=seed) for seed in range(counts["e5"])],
     }
     whole = PAIRS if tiny else PAIRS[:2]  # there is no other one of the author's, and the tiny model is fast
     for name, source in sources.items():
@@ -334,3 +337,53 @@ def blocks(lab: Lab, user: Persona) -> Result:
                 sequence.splice(lab.compile(memory[first:last]))
             result[str(count)] = _compared(lab, sequence, tail, full)
     return {"right": [full[0] == user.allowed], "blocks": result}
+
+
+def session(lab: Lab, tasks: Tasks, seed: int) -> Result:
+    """E5: a conversation of 12 turns with a memory of 120 settings, kept just before the question by moving it.
+
+    Compared with a prefill of the same tokens at every decision. Tokens to decode at decisions are counted: moved
+    (`ours`), memory at the front (`front`) and at the end (`end`) of a prefix cache, prefilled (`prefill`).
+    """
+    (user,) = made.personas(tasks, 1, 120, 2, 1000 + 2 * seed)
+    draw = random.Random(seed)
+    result: Result = {"right": [], "rows": [], "seconds": [[], []]}
+    counted = dict.fromkeys(("ours", "front", "end", "prefill"), 0)
+    memory = lab.text("".join(user.parts()))
+    segment: Segment = lab.compile(memory)
+    compiled, stale = len(memory), True
+    unread = 0  # tokens of turns since the last decision
+    with lab.sequence(lab.head(made.RULES)) as live:
+        start = len(live)
+        for turn in range(SESSION):
+            tokens = lab.text(made.chat([turn], turn) + "\n")
+            live.append(tokens)
+            unread += len(tokens)
+            if draw.random() < 0.25:
+                user = user.toggle(not user.settings[user.toggled][3])
+                memory = lab.text("".join(user.parts()))
+                segment = lab.compile(memory)
+                compiled, stale = compiled + len(memory), True
+            if (turn + 1) % 3:
+                continue
+            tail, conversation = lab.tail(user.question), live.tokens
+            with lab.sequence(conversation, memory) as full:
+                began = time.perf_counter()
+                expected = _decided(lab, full, tail, YES)
+                prefilled = time.perf_counter() - began
+            live.flush()
+            began = time.perf_counter()
+            live.splice(segment, seam=1)
+            row = _compared(lab, live, tail, expected)
+            result["seconds"][0].append(round(time.perf_counter() - began, 4))
+            result["seconds"][1].append(round(prefilled, 4))
+            live.truncate(len(conversation))
+            result["right"].append(expected[0] == user.allowed)
+            result["rows"].append(row)
+            counted["ours"] += unread + 1 + len(tail)
+            counted["end"] += unread + len(memory) + len(tail)
+            counted["front"] += (len(memory) + len(conversation) - start if stale else unread) + len(tail)
+            counted["prefill"] += len(conversation) + len(memory) + len(tail)
+            unread, stale = 0, False
+    counted["ours"] += compiled
+    return result | {"tokens": counted}

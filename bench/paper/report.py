@@ -64,6 +64,11 @@ TITLES = {  # row -> its title
     "e4.1.cosine": "E4, memory in one block: cosine",
     "e4.16.cosine": "E4, memory in 16 blocks: cosine",
     "e4.16.agree": "E4, memory in 16 blocks: same decision",
+    "e5.agree": "E5, 12 turns: same decision as a full prefill",
+    "e5.cosine": "E5, 12 turns: cosine",
+    "e5.prefill": "E5: tokens of a full prefill / tokens decoded",
+    "e5.end": "E5: tokens with a prefix cache, memory at the end / tokens decoded",
+    "e5.front": "E5: tokens with a prefix cache, memory at the front / tokens decoded",
 }
 EDITS = ("full", "stale", "field", "erratum", "both")
 SHORT = (  # rows of docs/findings.md
@@ -211,6 +216,14 @@ def _blocks(name: str, results: Sequence[Result]) -> dict[str, Row]:
     return found
 
 
+def _sessions(name: str, results: Sequence[Result]) -> dict[str, Row]:
+    right = _all(results)
+    found = _compared(name, _all(results, "rows"), right)
+    tokens = {key: sum(one["tokens"][key] for one in results) for key in results[0]["tokens"]}
+    ratios = {f"{name}.{key}": [round(tokens[key] / tokens["ours"], 2), len(right)] for key in tokens if key != "ours"}
+    return found | ratios
+
+
 SUMS: dict[str, Callable[[str, Sequence[Result]], dict[str, Row]]] = {
     "gated": _gated,
     "compose": _composed,
@@ -225,6 +238,7 @@ SUMS: dict[str, Callable[[str, Sequence[Result]], dict[str, Row]]] = {
     "e2": _moved,
     "e3": _memory_edits,
     "e4": _blocks,
+    "e5": _sessions,
 }
 
 
@@ -300,6 +314,8 @@ def left_out(data: dict[str, Any]) -> str:
 def his_models(records: dict[str, dict[str, float]]) -> str:
     """His figures, a line for each model."""
     names = sorted({name for key, _ in RECORDS for name in records.get(key, {})})
+    if not names:
+        return "Name a clone of his repository (`RECORDS=`) for this table."
     lines = [f"| | {' | '.join(title for _, title in RECORDS)} |", f"| --- |{' ---: |' * len(RECORDS)}"]
     for name in names:
         cells = [f"{figure:g}" if (figure := records.get(key, {}).get(name)) is not None else "" for key, _ in RECORDS]

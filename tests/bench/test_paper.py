@@ -17,6 +17,7 @@ from bench.paper import report
 from bench.paper import tasks as made
 from bench.paper.caches import Lab, Mix, Pair
 from bench.paper.experiments import EXPERIMENTS
+from bench.paper.records import read_records
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
 
@@ -112,9 +113,9 @@ def test_mixes_of_one_text_equal_its_prefill(lab: Lab, pair: Pair) -> None:
 def test_it_runs_on_another_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All experiments, on a random model and tasks of ours; a second run computes nothing, and one that was killed
     while it wrote only its last task."""
-    model = tiny.write_model(tmp_path / "second.gguf", "qwen2", layers=1, embd=32, heads=2, kv_heads=1, trained=20000)
+    model = tiny.write_model(tmp_path / "second.gguf", "qwen2", layers=1, embd=32, heads=2, kv_heads=1, trained=40000)
     given = ["--model", str(model), "--tasks", str(tasks_file(tmp_path)), "--out", str(tmp_path / "out")]
-    given += ["--scale", "0.001", "--n-ctx", "16000"]
+    given += ["--scale", "0.001", "--n-ctx", "36000"]
     assert command.main(given) == 0
     (lines,) = (tmp_path / "out").glob("*.jsonl")
     first = lines.read_text(encoding="utf-8")
@@ -127,7 +128,7 @@ def test_it_runs_on_another_architecture(tmp_path: Path, capsys: pytest.CaptureF
     lines.write_text(first[:-20], encoding="utf-8")
     capsys.readouterr()
     assert command.main(given) == 0
-    assert re.findall(r"(\w+/\d+): [\d.]+ s$", capsys.readouterr().err, re.M) == ["e4/0"]
+    assert re.findall(r"(\w+/\d+): [\d.]+ s$", capsys.readouterr().err, re.M) == ["e5/0"]
     again = lines.read_text(encoding="utf-8")
     assert again.splitlines()[:-1] == first.splitlines()[:-1] and again.count("\n") == first.count("\n")
     changed = tasks_file(tmp_path, {**TASKS, "memory": {**TASKS["memory"], "ACTIONS": ["sleep"]}})
@@ -150,6 +151,22 @@ def test_the_model_that_ships_shows_the_mechanism(tmp_path: Path) -> None:
         assert abs(rows[f"{name}.changed"][0]) < 0.1
         assert abs(rows[f"{name}.after"][0] - 1) < 0.1
     assert rows["mechanism.injected"][0] > 0.9
+
+
+def test_records_are_read_by_model(tmp_path: Path) -> None:
+    """Of results/ and of the memory's summary; a repetition by int8 is no model of its own."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "mem" / "results").mkdir(parents=True)
+    agent = {"model": "a/Some-8B-Instruct", "agreement": 0.9, "unified_correct": 0.8}
+    for name, figures in (("x", agent), ("x_int8", agent | {"agreement": 0.1})):
+        (tmp_path / "results" / f"agent_rigorous_{name}.json").write_text(json.dumps(figures), encoding="utf-8")
+    summary = {"e5": {"by_model": {"a/Some-8B-Instruct": {"proposed_cos": 0.98}}}}
+    (tmp_path / "mem" / "results" / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert read_records(tmp_path) == {
+        "agent.agree": {"Some 8B": 0.9},
+        "agent.right": {"Some 8B": 0.8},
+        "e5.cosine": {"Some 8B": 0.98},
+    }
 
 
 def test_the_gate_leaves_rows_out_with_their_reason() -> None:
