@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jsonschema
@@ -44,12 +46,18 @@ def model() -> Iterator[Model]:
         yield opened
 
 
+@cache
+def pieces_of(model: Model) -> list[bytes]:
+    return [model.token_bytes(token) for token in range(model.n_vocab)]
+
+
+CLOSING = (b'"', b"}", b"]", b"1", b"A", b"0", b"-", b"@", b".", b"com", b"/", b":", b"b", b"D", b"M")
+
+
 def written(model: Model, grammar: str, seed: int, options: SamplerOptions | None = None) -> str:
     """Generate random tokens that the grammar allows, until its end."""
-    random = np.random.default_rng(seed)
-    pieces = [model.token_bytes(token) for token in range(model.n_vocab)]
-    closing = (b'"', b"}", b"]", b"1", b"A", b"0", b"-", b"@", b".", b"com", b"/", b":", b"b", b"D", b"M")
-    closes = np.array([piece in closing for piece in pieces])
+    random, pieces = np.random.default_rng(seed), pieces_of(model)
+    closes = np.array([piece in CLOSING for piece in pieces])
     length, text = int(random.integers(1, 40)), b""
     with Sampler(options or SamplerOptions(), Constraint(model, grammar)) as sampler:
         for count in range(3000):
@@ -84,7 +92,7 @@ def test_all_that_is_written_is_valid(model: Model, schema: Any) -> None:
     """It parses, and another library finds nothing against the schema; greedily and drawn."""
     grammar = schema_grammar(schema)
     validator = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
-    for seed in range(6):
+    for seed in range(4):
         drawn = SamplerOptions(temperature=1.0, seed=seed)
         text = written(model, grammar, seed, drawn if seed % 2 else None)
         validator.validate(json.loads(text))
@@ -101,35 +109,33 @@ def test_what_is_not_valid_cannot_be_written(model: Model, schema: Any, valid: A
 def test_the_choice_is_the_likeliest_that_is_allowed(model: Model) -> None:
     random = np.random.default_rng(1)
     grammar = gbnf_grammar('root ::= "accepted" | "refused"')
+    words = b"accepted", b"refused"
+    starts = [t for t, piece in enumerate(pieces_of(model)) if piece and any(word.startswith(piece) for word in words)]
     for _ in range(20):
         logits = random.normal(size=model.n_vocab).astype(np.float32)
         allowed = Constraint(model, grammar).allowed(logits).tolist()
-        starts = [t for t in range(model.n_vocab) if (piece := model.token_bytes(t)) and starts_one(piece)]
         assert allowed == starts
         with Sampler(SamplerOptions(), Constraint(model, grammar)) as sampler:
             best = max(allowed, key=lambda token: logits[token])
             assert sampler.likeliest(logits) == best == sampler.next(logits)
 
 
-def starts_one(piece: bytes) -> bool:
-    return any(word.startswith(piece) for word in (b"accepted", b"refused"))
-
-
-@pytest.mark.parametrize("name", ["llama-spm", "phi-3", "gpt-2"])
+@pytest.mark.parametrize("name", ["phi-3", "gpt-2"])
 def test_vocabularies(name: str) -> None:
     """With byte fallback, byte-level and added tokens, exactly those are allowed whose bytes continue the text."""
     (path,) = [path for path in VOCABULARIES if path.stem == f"ggml-vocab-{name}"]
     text = "é日🙂 the word<|im_end|></s>\n  <s>"
     with Vocabulary(path) as model:
         constraint = Constraint(model, gbnf_grammar(f"root ::= {json.dumps(text, ensure_ascii=False)}"))
-        logits, pieces = np.zeros(model.n_vocab), [model.token_bytes(token) for token in range(model.n_vocab)]
-        left = text.encode()
+        logits, tokens, left = np.zeros(model.n_vocab), defaultdict(list), text.encode()
+        for token in range(model.n_vocab):
+            tokens[model.token_bytes(token)].append(token)
         while left:
-            fitting = [t for t, piece in enumerate(pieces) if piece and left.startswith(piece) and not model.ends(t)]
-            assert constraint.allowed(logits).tolist() == fitting
-            token = max(fitting, key=lambda one: len(pieces[one]))
+            ahead = {t: size for size in range(1, len(left) + 1) for t in tokens[left[:size]] if not model.ends(t)}
+            assert constraint.allowed(logits).tolist() == sorted(ahead)
+            token = max(ahead, key=ahead.__getitem__)
             constraint.accept(token)
-            left = left[len(pieces[token]) :]
+            left = left[ahead[token] :]
         assert constraint.allowed(logits).tolist() == model.end_tokens
 
 
@@ -324,21 +330,21 @@ def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
 EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
 
 
-@pytest.mark.parametrize("more", [{}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
-@pytest.mark.parametrize("penalty", [1.0, 1.0 + 1e-12])
-def test_at_temperature_0_no_sampler_is_used(more: dict[str, Any], penalty: float) -> None:
-    with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
-        assert sampler.next(LOGITS) == LOGITS.argmax()
+def test_at_temperature_0_no_sampler_is_used() -> None:
+    for more in ({}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}):
+        for penalty in (1.0, 1.0 + 1e-12):
+            with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
+                assert sampler.next(LOGITS) == LOGITS.argmax()
 
 
-@pytest.mark.parametrize("last", [0, 1, 3, 64, -1])
-def test_the_penalties_look_back_on_so_many_tokens(last: int) -> None:
+def test_the_penalties_look_back_on_so_many_tokens() -> None:
     """Of tokens in falling order, the likeliest comes again when it is no longer counted, with -1 never."""
     logits = np.linspace(1, 0, 120, dtype=np.float32)
-    with Sampler(SamplerOptions(presence_penalty=2.0, repeat_last_n=last)) as sampler:
-        tokens = [sampler.next(logits) for _ in range(100)]
-    period = 100 if last < 0 else last + 1
-    assert tokens == [index % period for index in range(100)]
+    for last in (0, 1, 3, 64, -1):
+        with Sampler(SamplerOptions(presence_penalty=2.0, repeat_last_n=last)) as sampler:
+            tokens = [sampler.next(logits) for _ in range(100)]
+        period = 100 if last < 0 else last + 1
+        assert tokens == [index % period for index in range(100)], last
 
 
 def continued(model: Model, lead: float, history: str = "abcdxabc", **options: Any) -> str:
@@ -399,15 +405,11 @@ UNUSABLE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), UNUSABLE, ids=ascii)
-def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> None:
-    """It would replace some by others, and abort for some."""
-    with pytest.raises(EngineError, match=f"^{key} "):
-        SamplerOptions(**{key: value})
-
-
-def test_options_that_a_sampler_cannot_use() -> None:
-    """A top_k that would wrap, and DRY without a model's tokenizer."""
+def test_values_that_llama_cpp_cannot_use_are_refused() -> None:
+    """It would replace some by others, and abort for some: a top_k that would wrap, DRY without a tokenizer."""
+    for key, value in UNUSABLE:
+        with pytest.raises(EngineError, match=f"^{key} "):
+            SamplerOptions(**{key: value})
     with pytest.raises(EngineError, match="top_k is 4294967297"):
         Sampler(SamplerOptions(temperature=1.0, top_k=2**32 + 1))
     with pytest.raises(EngineError, match="dry_multiplier needs a model"):
