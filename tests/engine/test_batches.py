@@ -28,13 +28,14 @@ BOUND = 1e-3  # of the squared error of logits, over their square: rounding is b
 
 
 def error(path: Path) -> float | None:
-    """The largest error of any sequence's logits, in small micro-batches and in one; None for a model that takes no
-    several sequences. Each is decoded with others first and alone in the end, of other lengths; one is in none of the
-    later batches, and none in all."""
+    """The largest error of any sequence's logits, in small micro-batches and, with a recurrent state, in one; None for
+    a model that takes no several sequences. Each is decoded with others first and alone in the end, of other lengths;
+    one is in none of the later batches, and none in all."""
     options = ContextOptions(n_ctx=512, n_threads=1, n_sequences=SEQUENCES, unified=True, type_k="f32", type_v="f32")
     try:
         with Model(path) as model:
-            return max(_error(model, replace(options, n_ubatch=physical)) for physical in (4, 512))
+            sizes = (4, 512) if model.recurrent else (8,)
+            return max(_error(model, replace(options, n_ubatch=physical)) for physical in sizes)
     except (EngineError, ModelError, UnsupportedError):
         return None
 
