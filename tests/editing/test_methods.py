@@ -149,16 +149,6 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
     assert nmse(plain.rows[field], wanted[field]) > 1000 * BOUND[workspace.options.type_k]
 
 
-def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> None:
-    """K/V of the skill is that of `field`, and the erratum follows."""
-    both, field, erratum = (decoded(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
-    assert same_rows(both, field, field.end).all()
-    after = [[piece.kind for piece in one.seq.pieces[-3:]] for one in (both, erratum)]
-    assert after == [["splice", "erratum", "question"], ["text", "erratum", "question"]]
-    after = [workspace.model.text(one.seq.tokens[one.end :]) for one in (both, field)]
-    assert after[0].endswith(after[1]) and "2026-07-01" in after[0]
-
-
 def test_what_selective_selects(workspace: Workspace, segment: Segment) -> None:
     """By the influence of changed fields, not of one set to its current value; all later tokens if K exceeds their
     number: the logits are those of a recompute."""

@@ -11,7 +11,6 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from notes_cli import config, guidance
 from notes_cli.engine.model import Model
@@ -245,37 +244,6 @@ def test_calls(model: Model) -> None:
 
 
 OPEN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}  # excludes no token
-Probabilities = NDArray[np.float64]
-
-
-def softmax(logits: NDArray[Any]) -> Probabilities:
-    p = np.exp(logits.astype(np.float64) - logits.max())
-    return p / p.sum()
-
-
-def agrees(tokens: list[int], expected: Probabilities) -> bool:
-    """Return True if the shares of drawn tokens are within five standard deviations of the expected ones."""
-    shares = np.bincount(tokens, minlength=len(expected)) / len(tokens)
-    margin = 5 * np.sqrt(expected * (1 - expected) / len(tokens))
-    return bool((np.abs(shares - expected) <= margin).all())  # the margin of an excluded token is 0
-
-
-def kept(probabilities: Probabilities, keep: NDArray[np.bool_]) -> Probabilities:
-    return np.where(keep, probabilities, 0) / probabilities[keep].sum()
-
-
-def typical(logits: NDArray[np.float32], mass: float) -> Probabilities:
-    p = softmax(logits)
-    surprise = -np.log(p)
-    order = np.argsort(np.abs(surprise - (p * surprise).sum()))
-    count = int((np.cumsum(p[order]) <= mass).sum()) + 1
-    return kept(p, np.isin(np.arange(len(p)), order[:count]))
-
-
-def top_n_sigma(logits: NDArray[np.float32], n: float) -> Probabilities:
-    return kept(softmax(logits), logits >= logits.max() - n * logits.std())
-
-
 LOGITS = np.random.default_rng(3).normal(0, 1.5, 30).astype(np.float32)
 
 
@@ -286,6 +254,10 @@ CHAINS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [  # samplers of ll
     ({"min_p": 0.3}, [("min_p", 0.3, 1), TEMPERATURE, DRAW]),
     ({"typical_p": 0.5}, [("typical", 0.5, 1), TEMPERATURE, DRAW]),
     ({"top_n_sigma": 1.0}, [("top_n_sigma", 1.0), TEMPERATURE, DRAW]),
+    (
+        {"top_n_sigma": 1.5, "typical_p": 0.6},  # of what is left: no logarithm of 0
+        [("top_n_sigma", 1.5), ("min_p", 1e-30, 1), ("typical", 0.6, 1), TEMPERATURE, DRAW],
+    ),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, [("xtc", 0.5, 0.05, 1, 5), TEMPERATURE, DRAW]),
     ({"dynatemp_range": 0.8, "dynatemp_exponent": 3.0}, [("temp_ext", 1.0, 0.8, 3.0), DRAW]),
     ({"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat", 30, 5, 3.0, 0.2, 100)]),
@@ -314,17 +286,6 @@ def test_an_option_is_a_sampler_of_llama_cpp(options: dict[str, Any], parts: lis
         assert tokens == [by_hand.next(row) for row in logits]
     with Sampler(SamplerOptions(**OPEN)) as plain:
         assert tokens != [plain.next(row) for row in logits]
-
-
-def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
-    """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
-    logits = np.random.default_rng(3).normal(0, 1.5, 200).astype(np.float32)
-    left = np.flatnonzero(top_n_sigma(logits, 1.5))
-    expected = np.zeros(len(logits))
-    expected[left] = typical(logits[left], 0.6)
-    assert 1 < np.count_nonzero(expected) < len(left)
-    with Sampler(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6)) as sampler:
-        assert agrees([sampler.next(logits) for _ in range(4000)], expected)
 
 
 EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
