@@ -257,7 +257,7 @@ class _Tensors:
 
 def alter_model(
     path: Path,
-    source: Path,
+    source: Path | gguf.GGUFReader,
     *,
     keys: dict[str, Any] | None = None,
     drop: Sequence[str] = (),
@@ -270,7 +270,7 @@ def alter_model(
     """Write a model again: with other `keys`, without those to `drop`, `tensors` by other names, and `more` of them.
     `part`: only that one of so many, which has its share of the tensors; the first has all keys. `begin`: adds keys
     first. `change`: returns the names and numbers to write for a tensor."""
-    reader = gguf.GGUFReader(source)
+    reader = gguf.GGUFReader(source) if isinstance(source, Path) else source
     values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     writer = gguf.GGUFWriter(path, values.pop("general.architecture"))
     begin(writer)

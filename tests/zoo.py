@@ -7,6 +7,7 @@ not show. Copies with other metadata or more layers show them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ def zoo_model(name: str) -> Path:
     return path
 
 
+@cache
+def reader(name: str) -> gguf.GGUFReader:
+    """Reads a model of the zoo; slow, so once for all its variants."""
+    return gguf.GGUFReader(zoo_model(name))
+
+
 def variant(
     name: str,
     path: Path,
@@ -37,7 +44,7 @@ def variant(
     """Write a copy of a zoo model with other metadata. `overrides`: keys without the architecture's name; lists of one
     value per layer repeat. `layers`: number of layers; the last one repeats. `shapes`: shapes of tensors by suffix of
     their names; values are repeated or cut. `fill`: a constant for tensors by name without `.weight`."""
-    fields = gguf.GGUFReader(zoo_model(name)).fields
+    fields = reader(name).fields
     architecture = fields["general.architecture"].contents()
     had = int(fields[f"{architecture}.block_count"].contents())
     layers = layers or had
@@ -56,7 +63,7 @@ def variant(
         more = range(had, layers) if tensor.name.startswith(last) else ()
         return [(each, data) for each in (tensor.name, *(tensor.name.replace(last, f"blk.{i}.") for i in more))]
 
-    return alter_model(path, zoo_model(name), keys=keys, change=change)
+    return alter_model(path, reader(name), keys=keys, change=change)
 
 
 def texted(name: str, path: Path) -> Path:

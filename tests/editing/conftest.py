@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
+from functools import cache
 
 import pytest
 
+from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeModel
+
 OpenWorkspace = Callable[..., Workspace]
 
 
-@pytest.fixture
-def open_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[OpenWorkspace]:
-    """Open a workspace on a tiny model, with K and V of a type."""
-    opened: list[Workspace] = []
+@pytest.fixture(scope="module")
+def open_workspace(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenWorkspace]:
+    """One workspace a module for each tiny model and type of K and V; empty when it is handed out."""
+    paths = Paths.under(tmp_path_factory.mktemp("home"))
+    with ExitStack() as opened:
 
-    def make(kind: str = "llama", kv: str = "f16", **settings: object) -> Workspace:
-        flash = "off" if kv == "f32" else "auto"  # flash attention rounds more than an f32 cache does
-        options = ContextOptions(n_ctx=512, n_threads=1, type_k=kv, type_v=kv, flash_attention=flash)
-        opened.append(Workspace(make_model(kind, **settings), options))
-        return opened[-1]
+        @cache
+        def make(kind: str, kv: str, **settings: object) -> Workspace:
+            flash = "off" if kv == "f32" else "auto"  # flash attention rounds more than an f32 cache does
+            options = ContextOptions(n_ctx=512, n_threads=1, type_k=kv, type_v=kv, flash_attention=flash)
+            return opened.enter_context(Workspace(make_model(kind, **settings), options, paths=paths))
 
-    yield make
-    for workspace in opened:
-        workspace.close()
+        def get(kind: str = "llama", kv: str = "f16", **settings: object) -> Workspace:
+            workspace = make(kind, kv, **settings)
+            workspace.context.clear()
+            return workspace
+
+        yield get
+
+
+@pytest.fixture(scope="module")
+def skill() -> Skill:
+    """Two fields and a rule."""
+    text = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted."
+    return parse_skill(text, source="returns.txt", default="returns")
 
 
 def skill_of(text: str, **values: str) -> Skill:

@@ -63,7 +63,7 @@ def applied(found: Change, old: Tokens) -> list[int]:
 @example(parts=[("", "x"), ("", "y")], old={"x": "1", "y": "2", "z": "-"}, new={"x": "a"})  # and the other way round
 @example(parts=[("", "x"), ("", "y")], old={"x": "a", "y": "b", "z": "-"}, new={"x": "1", "y": "2"})
 @example(parts=[("1", "x"), ("2", "x")], old={"x": "ab", "y": "-", "z": "-"}, new={"x": "abab"})
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_patches_give_the_corrected_tokens(
     model: Model, parts: Parts, old: dict[str, str], new: dict[str, str]
 ) -> None:

@@ -21,7 +21,7 @@ from notes_cli.errors import EngineError
 random = np.random.default_rng(1)
 TEXT = random.integers(0, 128, 200).astype(np.int32)
 SKILL = random.integers(0, 128, 48).astype(np.int32)
-EACH = 7  # every so-manieth allocation: there are some hundreds
+EACH = 19  # every so-manieth allocation: there are some hundreds
 
 
 def main(what: str, path: str, shim: str) -> int:

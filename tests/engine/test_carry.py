@@ -134,15 +134,20 @@ def logits(context: Context) -> np.ndarray:
     return np.stack([context.logits(index) for index in range(len(question))])
 
 
-def error(model: Model, left: Tokens, tokens: Tokens, found: Compiled, **options: int) -> float:
-    """Of the segment carried after `left`, against the same tokens decoded."""
-    with open_context(model, **options) as context:
-        decode(context, left)
-        carry(context, found)
-        mine = logits(context)
-    with open_context(model, **options) as context:
-        decode(context, np.concatenate([left, tokens]))
-        return nmse(mine, logits(context))
+def decoded(context: Context, tokens: Tokens) -> np.ndarray:
+    """The logits after these tokens alone."""
+    context.clear()
+    decode(context, tokens)
+    return logits(context)
+
+
+def carried(context: Context, left: Tokens, *parts: Compiled) -> np.ndarray:
+    """The logits after these segments, carried after `left` alone."""
+    context.clear()
+    decode(context, left)
+    for part in parts:
+        carry(context, part)
+    return logits(context)
 
 
 def with_a(transition: Transition, factor: float) -> Transition:
@@ -168,25 +173,28 @@ def test_a_segment_carries_the_state_after_any_left_context(load: Callable[..., 
     tokens = text(model, 1, 24)
     with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
-    for left in (0, 1, 100):
-        assert error(model, text(model, 3, left), tokens, found) < BOUND
-    if not any(len(one.b) for one in found.transitions):
-        return  # a convolution: there is no state to forget
-    for what, control in CONTROLS.items():
-        wrong = replace(found, transitions=tuple(map(control, found.transitions)))
-        assert error(model, text(model, 3, 100), tokens, wrong) > 1000 * BOUND, what
+        for count in (0, 1, 100):
+            left = text(model, 3, count)
+            wanted = decoded(context, np.concatenate([left, tokens]))
+            assert nmse(carried(context, left, found), wanted) < BOUND
+        if not any(len(one.b) for one in found.transitions):
+            return  # a convolution: there is no state to forget
+        for what, control in CONTROLS.items():
+            wrong = replace(found, transitions=tuple(map(control, found.transitions)))
+            assert nmse(carried(context, left, wrong), wanted) > 1000 * BOUND, what
 
 
 @pytest.mark.parametrize("name", EACH)
 def test_of_any_length_and_over_the_borders_of_batches(load: Callable[..., Model], name: str) -> None:
     """From one token after the seam to hundreds, in micro-batches of 1, 7 and 64."""
-    model = load(name)
-    for count, n_ubatch in ((1, 64), (2, 64), (5, 1), (40, 7), (64, 64), (333, 64)):
-        with open_context(model) as context:
+    model, left = load(name), text(load(name), 3, 50)
+    with open_context(model) as context:
+        for count, n_ubatch in ((1, 64), (5, 1), (40, 7), (64, 64), (200, 64)):
             tokens = text(model, count, sum(recurrent.margins(context)) + count)
-        with open_context(model, n_ubatch=n_ubatch) as context:
-            found = compiled(context, text(model, 2, 3), tokens)
-        assert error(model, text(model, 3, 50), tokens, found) < BOUND, (count, n_ubatch)
+            with open_context(model, n_ubatch=n_ubatch) as other:
+                found = compiled(other, text(model, 2, 3), tokens)
+            wanted = decoded(context, np.concatenate([left, tokens]))
+            assert nmse(carried(context, left, found), wanted) < BOUND, (count, n_ubatch)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -198,13 +206,9 @@ def test_whole_models_at_the_compile_context(load: Callable[..., Model], name: s
     with open_context(model) as context:
         whole = compiled(context, left, tokens)
         seam, tail = whole.seam, whole.tail
-        decode(context, tokens[len(tokens) - tail :])
-        wanted = logits(context)
-    with open_context(model) as context:
-        decode(context, left)
-        carry(context, whole)
-        assert nmse(logits(context), wanted) < BOUND
-    with open_context(model) as context:
+        wanted = decoded(context, np.concatenate([left, tokens]))
+        assert nmse(carried(context, left, whole), wanted) < BOUND
+        context.clear()
         middle = seam + 11
         first = compiled(context, left, tokens[:middle], seam, 0)
         with recurrent.capturing(context, 0) as captured:
@@ -212,15 +216,7 @@ def test_whole_models_at_the_compile_context(load: Callable[..., Model], name: s
             transitions = captured()
         rows = context.read(0, 0, len(left) + len(tokens) - tail, base=0, dtype="f32")
         second = Compiled(tokens[middle:], 0, tail, len(left) + middle, rows, transitions)
-    with open_context(model) as context:
-        decode(context, other)
-        carry(context, whole)
-        wanted = logits(context)
-    with open_context(model) as context:
-        decode(context, other)
-        carry(context, first)
-        carry(context, second)
-        assert nmse(logits(context), wanted) < BOUND
+        assert nmse(carried(context, other, first, second), carried(context, other, whole)) < BOUND
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in zoo_more.RECURRENT and "mamba" not in name])
@@ -231,10 +227,10 @@ def test_keys_turn_with_their_positions(load: Callable[..., Model], name: str) -
     tokens = text(model, 1, 40)
     with open_context(model) as context:
         found = compiled(context, tokens[:0], tokens, max(1, recurrent.margins(context)[0]))
-    with open_context(model) as context:
+        context.clear()
         context.decode_at(0, 40, tokens)
         wanted = logits(context)
-    with open_context(model) as context:
+        context.clear()
         context.decode_at(0, 40, tokens[: found.seam])
         carry(context, after_seam(found))
         assert nmse(logits(context), wanted) < 1e-8
@@ -246,9 +242,7 @@ def test_who_shares_a_state_keeps_it(load: Callable[..., Model]) -> None:
     tokens = text(model, 1, 24)
     with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
-    with open_context(model) as context:
-        decode(context, text(model, 3, 9))
-        wanted = logits(context)
+        wanted = decoded(context, text(model, 3, 9))
     with open_context(model, n_sequences=2, unified=True) as context:
         decode(context, text(model, 3, 9))
         with context.share(0, 9) as other:
@@ -263,19 +257,16 @@ def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[...
     tokens = text(model, 1, 24)
     with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
-    with open_context(model) as context:
-        decode(context, np.concatenate([text(model, 3, 9), tokens[: found.seam]]))
-        wanted = logits(context)
-    bad = replace(found.transitions[0], b=np.full_like(found.transitions[0].b, np.nan))
-    rows = next(one for one in found.rows if one.part == "attention")
-    with open_context(model) as context:
+        wanted = decoded(context, np.concatenate([text(model, 3, 9), tokens[: found.seam]]))
+        bad = replace(found.transitions[0], b=np.full_like(found.transitions[0].b, np.nan))
+        rows = next(one for one in found.rows if one.part == "attention")
+        worse = [replace(one, k=np.full_like(rows.k, np.nan)) if one is rows else one for one in found.rows]
+        context.clear()
         decode(context, text(model, 3, 9))
         with pytest.raises(EngineError, match="NaN"):
             carry(context, replace(found, transitions=(bad,)))
         with pytest.raises(EngineError, match="NaN"):
-            k = np.full_like(rows.k, np.nan)
-            worse = tuple(replace(one, k=k) if one is rows else one for one in found.rows)
-            carry(context, replace(after_seam(found), rows=worse))
+            carry(context, replace(after_seam(found), rows=tuple(worse)))
         assert context.length(0) == 9 + found.seam
         assert nmse(logits(context), wanted) < BOUND
 
@@ -300,7 +291,8 @@ def test_what_does_not_fit_is_refused(load: Callable[..., Model]) -> None:
 
 
 def test_what_is_not_decoded_alone_is_not_captured(load: Callable[..., Model]) -> None:
-    """Two sequences in a batch, or rows that were restored: a transition would be that of something else."""
+    """Two sequences in a batch, or rows that were restored: a transition would be that of something else. With
+    attention alone there is nothing to carry."""
     model = load("mamba2")
     with open_context(model, n_sequences=2, unified=True) as context, recurrent.capturing(context, 0) as captured:
         context.append({0: text(model, 1, 5), 1: text(model, 2, 5)}, "none")
@@ -315,9 +307,6 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[..., Model]) -
             decode(context, text(model, 1, 5))
             with pytest.raises(EngineError, match="position 5 was decoded, not 0"):
                 captured()
-
-
-def test_attention_alone_has_nothing_to_carry() -> None:
     with Model(zoo.zoo_model("llama-dense")) as model, open_context(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
         with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -234,68 +235,66 @@ def test_memory_that_runs_out(load_zoo: LoadZoo, tmp_path: Path, what: str) -> N
 MakeModel = Callable[..., Path]
 # Crashes.
 
+# In one process after a model is loaded, each crash in a child; prints the status and the output of each.
 PROGRAM = """
-import ctypes, sys
+import ctypes, json, os, sys
 from pathlib import Path
 from notes_cli.engine import native
 from notes_cli.engine.model import Model
 model = Model(Path(sys.argv[1]))
 library = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*ggml-base.*"))))
-{}
+found = []
+for code in json.loads(sys.argv[2]):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(writing, 1), os.dup2(writing, 2), os.close(writing)
+        exec(code)
+        os._exit(99)
+    os.close(writing)
+    with open(reading, errors="replace") as pipe:
+        text = pipe.read()
+    found.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text))
+print(json.dumps(found))
 """
 SEGFAULT, BAD_ACCESS = "ctypes.string_at(0)", "(a bad memory access)"
+ABORT = "ctypes.CDLL(None).abort()"
 CRASHES = {
-    "an assertion": (
-        r"library.ggml_abort(b'/b.cpp', 7, b'GGML_ASSERT(%s) failed', b'a < b')",
-        "(b.cpp:7: GGML_ASSERT(a",
-    ),
-    "an escape": (r"library.ggml_abort(b'/a/b.cpp', 7, b'\x1b[2J\n\xc2\x9b')", "(b.cpp:7: ?[2J??)"),
-    "a long reason": ("library.ggml_abort(b'/b.cpp', 7, ('規' * 600).encode())", "規)"),
-    "abort": ("ctypes.CDLL(None).abort()", "(it aborted)"),
-    "a null pointer": (SEGFAULT, BAD_ACCESS),
-    "a division by zero": ("import signal; signal.raise_signal(signal.SIGFPE)", "(a division by zero)"),
-    "an endless recursion": (
-        "f = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: f()); sys.setrecursionlimit(10**8); f()",
-        BAD_ACCESS,
-    ),
-    "another thread": (f"import threading; threading.Thread(target=lambda: {SEGFAULT}).start()", BAD_ACCESS),
+    r"library.ggml_abort(b'/b.cpp', 7, b'GGML_ASSERT(%s) failed', b'a < b')": "(b.cpp:7: GGML_ASSERT(a",
+    r"library.ggml_abort(b'/a/b.cpp', 7, b'\x1b[2J\n\xc2\x9b')": "(b.cpp:7: ?[2J??)",
+    "library.ggml_abort(b'/b.cpp', 7, ('規' * 600).encode())": "規)",
+    ABORT: "(it aborted)",
+    SEGFAULT: BAD_ACCESS,
+    "import signal; signal.raise_signal(signal.SIGFPE)": "(a division by zero)",
+    "f = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: f()); sys.setrecursionlimit(10**8); f()": BAD_ACCESS,
+    f"import threading, time; threading.Thread(target=lambda: {SEGFAULT}).start(); time.sleep(60)": BAD_ACCESS,
 }
 
 
-def crash(model: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM.format(code), str(model)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+def crash(model: Path, *codes: str, **environment: str) -> list[tuple[int, str]]:
+    command = [sys.executable, "-c", PROGRAM, str(model), json.dumps(codes)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("how", CRASHES)
-def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
+def test_a_crash_is_one_line(make_model: MakeModel) -> None:
     """The line has the model, the reason and a remedy, without terminal escapes."""
-    code, says = CRASHES[how]
-    done = crash(make_model(), code)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith(f"notes: {make_model()}: llama.cpp failed on this model (")
-    assert says in done.stderr and done.stderr.count("\n") == 1 and done.stderr.endswith("published with\n")
-    assert "\x1b" not in done.stderr
+    for (code, says), (status, text) in zip(CRASHES.items(), crash(make_model(), *CRASHES), strict=True):
+        assert status == 1, code
+        assert text.startswith(f"notes: {make_model()}: llama.cpp failed on this model ("), code
+        assert says in text and text.count("\n") == 1 and text.endswith("published with\n"), text
+        assert "\x1b" not in text
 
 
-@pytest.mark.parametrize(
-    ("code", "environment", "status", "says"),
-    [
-        ("ctypes.CDLL(None).abort()", {"NOTES_DEBUG": "1"}, -6, ""),
-        ("model.close(); ctypes.CDLL(None).abort()", {}, -6, ""),
-        ("ctypes.CDLL(None).abort()", {"PYTHONFAULTHANDLER": "1"}, -6, ""),
-        (
-            f"import faulthandler; faulthandler.enable(); model.close(); {SEGFAULT}",
-            *({}, -11, "Fatal Python error: Segmentation fault"),
-        ),
-    ],
-)
-def test_signals_that_are_not_ours(
-    make_model: MakeModel, code: str, environment: dict[str, str], status: int, says: str
-) -> None:
+def test_signals_that_are_not_ours(make_model: MakeModel) -> None:
     """No handlers are installed for debugging, without a model, or over existing ones; later ones stay."""
-    done = crash(make_model(), code, **environment)
-    assert done.returncode == status and "llama.cpp failed" not in done.stderr and says in done.stderr
+    fault = f"import faulthandler; faulthandler.enable(); model.close(); {SEGFAULT}"
+    found = crash(make_model(), f"model.close(); {ABORT}", fault)
+    found += crash(make_model(), ABORT, NOTES_DEBUG="1")
+    found += crash(make_model(), ABORT, PYTHONFAULTHANDLER="1")
+    assert [status for status, _ in found] == [-6, -11, -6, -6]
+    assert "Fatal Python error: Segmentation fault" in found[1][1]
+    assert not any("llama.cpp failed" in text for _, text in found)
 
 
 def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:

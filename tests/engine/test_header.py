@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.header import ARCHITECTURES, BLOCKS, MAX_HEAD, Header, ollama_evidence, read_header, skills_of
+from notes_cli.engine.header import ARCHITECTURES, BLOCKS, Header, ollama_evidence, read_header, skills_of
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -30,7 +30,7 @@ HEAD = b"GGUF" + struct.pack("<I", 3)
 STRING, ARRAY, UINT32 = 8, 9, 4
 
 
-@pytest.mark.parametrize("kind", ["llama", "Q8_0", "qwen3", "gemma3", "lfm2", "mamba", "gpt2"])
+@pytest.mark.parametrize("kind", ["Q8_0", "gemma3", "lfm2", "mamba"])
 def test_facts_are_those_of_llama_cpp(make_model: MakeModel, kind: str) -> None:
     """Architecture, quantization, trained context, and how many tensors and tokens there are."""
     path = make_model("llama", quantization=gguf.GGMLQuantizationType.Q8_0) if kind == "Q8_0" else make_model(kind)
@@ -65,7 +65,7 @@ def test_a_file_that_was_damaged_anywhere(make_model: MakeModel, tmp_path: Path)
     """Any bytes in the head: facts, or a ModelError in a moment."""
     data, choose, path = make_model("llama").read_bytes(), random.Random(1), tmp_path / "damaged.gguf"
     head = data.index(b"token_embd.weight")
-    for _ in range(300):
+    for _ in range(100):
         spoiled = bytearray(data)
         for _ in range(choose.choice((1, 8))):
             spoiled[choose.randrange(head)] = choose.choice((0, 1, 8, 9, 127, 255))
@@ -106,11 +106,12 @@ def test_a_hostile_head(tmp_path: Path, data: bytes, message: str) -> None:
         read_header(path)
 
 
-def test_a_large_file_of_nothing(tmp_path: Path) -> None:
+def test_a_large_file_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notes_cli.engine.header.MAX_HEAD", 1 << 20)
     path = tmp_path / "long.gguf"
     path.write_bytes(value(ARRAY, struct.pack("<IQ", STRING, 2**33)))
     os.truncate(path, 2**37)  # sparse
-    with pytest.raises(ModelError, match=f"more than {MAX_HEAD >> 20} MiB"):
+    with pytest.raises(ModelError, match="more than 1 MiB"):
         read_header(path)
 
 
@@ -327,8 +328,7 @@ SIGNS: list[tuple[str, bool, dict[str, Any]]] = [
 def test_signs_of_ollamas_own_form(
     make_model: MakeModel, tmp_path: Path, kind: str, loads: bool, changes: dict[str, Any]
 ) -> None:
-    """Each is found, and is why llama.cpp refuses the file, or misreads it: without the change it loads, without a
-    sign."""
+    """Each is found, and is why llama.cpp refuses the file, or misreads it; without the change there is no sign."""
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
     assert ollama_evidence(read_header(path))
     assert "Ollama" in skills_of(read_header(path)).why and skills_of(read_header(path)).how == "refused"
@@ -337,9 +337,7 @@ def test_signs_of_ollamas_own_form(
     else:
         with pytest.raises(ModelError, match="cannot load"):
             Model(path)
-    same = tiny.alter_model(tmp_path / "same.gguf", make_model(kind))
-    assert ollama_evidence(read_header(same)) == ""
-    Model(same).close()
+    assert ollama_evidence(read_header(make_model(kind))) == ""
 
 
 def head(name: str, keys: dict[str, Any] | None = None, tensors: dict[str, tuple[int, ...]] | None = None) -> Header:

@@ -78,8 +78,7 @@ def goes_on_right(seq: KVSequence, kv: str) -> bool:
 # ---- rows that move, and rows that do not
 
 
-@pytest.mark.parametrize("kv", ["f16", "f32"])
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
+@pytest.mark.parametrize(("kind", "kv"), [("llama", "f16"), ("gemma3", "f32"), ("smollm3", "f16")])
 @pytest.mark.parametrize("patch", [LONGER, SHORTER, Patch(0, 3, (7,)), Patch(20, 30, ())])
 def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
     """Rows before the change are bit-identical, those after are the old ones spliced where they are now."""
@@ -315,60 +314,33 @@ def naive(length: int, patches: Sequence[Patch]) -> list[int]:
     return tokens
 
 
-@given(patches_of())
-def test_tokens_are_those_of_slices_replaced_one_by_one(case: tuple[int, list[Patch]]) -> None:
-    """Also in a sequence with other tokens before it."""
+@given(patches_of(), st.data())
+def test_patches_of_tokens(case: tuple[int, list[Patch]], data: st.DataObject) -> None:
+    """They give what slices replaced one by one do, also after other tokens; what stays is where the map says, what
+    gives way is inside of what takes its place, in order; an alignment covers both sequences once; and a row counts as
+    changed unless its token is where it was: all from the first patch of another length on, also if moved back."""
     length, patches = case
+    tokens, shift = naive(length, patches), position_map(patches)
     assert is_ascending([patch.span for patch in patches], length)
-    assert apply_patches(range(length), patches) == naive(length, patches)
+    assert apply_patches(range(length), patches) == tokens
     before, moved = [500, 501, 502], [patch.offset(3) for patch in patches]
-    assert apply_patches([*before, *range(length)], moved) == before + naive(length, patches)
-
-
-@given(patches_of())
-def test_what_stays_is_where_shift_says(case: tuple[int, list[Patch]]) -> None:
-    length, patches = case
-    tokens, shift = naive(length, patches), position_map(patches)
+    assert apply_patches([*before, *range(length)], moved) == before + tokens
     gone = {position for patch in patches for position in range(patch.first, patch.last)}
-    for position in set(range(length)) - gone:
-        assert tokens[shift(position)] == position
+    assert all(tokens[shift(position)] == position for position in set(range(length)) - gone)
     assert shift(length) == len(tokens)
-
-
-@given(patches_of())
-def test_what_gives_way_stays_inside_of_what_takes_its_place(case: tuple[int, list[Patch]]) -> None:
-    """And its order stays: pieces whose ends are shifted neither overlap nor swap."""
-    length, patches = case
-    tokens, shift = naive(length, patches), position_map(patches)
     for patch in patches:
         for position in range(patch.first, patch.last):
             start = tokens.index(patch.tokens[0]) if patch.tokens else shift(patch.first)
             assert shift(position) == start + min(position - patch.first, len(patch.tokens))
     places = [shift(position) for position in range(length + 1)]
     assert places == sorted(places)
-
-
-@given(patches_of())
-def test_alignment_covers_both_sequences_once(case: tuple[int, list[Patch]]) -> None:
-    length, patches = case
-    tokens, parts = naive(length, patches), align(patches, length)
+    parts = align(patches, length)
     assert [part.patch for part in parts if part.patch] == patches
     assert [p for part in parts for p in range(*part.before)] == list(range(length))
     assert [p for part in parts for p in range(*part.after)] == list(range(len(tokens)))
     for part in parts:
-        expected = part.patch.tokens if part.patch else list(range(*part.before))
-        assert tokens[slice(*part.after)] == expected
-
-
-@given(patches_of(), st.data())
-def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
-    case: tuple[int, list[Patch]], data: st.DataObject
-) -> None:
-    """All tokens from the first patch of another length on count as moved, also if later patches move them back."""
-    length, patches = case
-    tokens = naive(length, patches)
-    also = data.draw(st.sets(st.integers(0, length - 1))) if length else set()
-    also -= {position for patch in patches for position in range(patch.first, patch.last)}
+        assert tokens[slice(*part.after)] == (part.patch.tokens if part.patch else list(range(*part.before)))
+    also = (data.draw(st.sets(st.integers(0, length - 1))) if length else set()) - gone
     first_move = next((patch.first for patch in patches if patch.grows), length)
     same = [at for at, token in enumerate(tokens) if token == at and token not in also and at < first_move]
     spans = changed_ranges(patches, length, also)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from notes_cli import config, guidance
 from notes_cli.engine.model import Model
@@ -44,12 +45,18 @@ def model() -> Iterator[Model]:
         yield opened
 
 
+@cache
+def pieces_of(model: Model) -> list[bytes]:
+    return [model.token_bytes(token) for token in range(model.n_vocab)]
+
+
+CLOSING = (b'"', b"}", b"]", b"1", b"A", b"0", b"-", b"@", b".", b"com", b"/", b":", b"b", b"D", b"M")
+
+
 def written(model: Model, grammar: str, seed: int, options: SamplerOptions | None = None) -> str:
     """Generate random tokens that the grammar allows, until its end."""
-    random = np.random.default_rng(seed)
-    pieces = [model.token_bytes(token) for token in range(model.n_vocab)]
-    closing = (b'"', b"}", b"]", b"1", b"A", b"0", b"-", b"@", b".", b"com", b"/", b":", b"b", b"D", b"M")
-    closes = np.array([piece in closing for piece in pieces])
+    random, pieces = np.random.default_rng(seed), pieces_of(model)
+    closes = np.array([piece in CLOSING for piece in pieces])
     length, text = int(random.integers(1, 40)), b""
     with Sampler(options or SamplerOptions(), Constraint(model, grammar)) as sampler:
         for count in range(3000):
@@ -84,7 +91,7 @@ def test_all_that_is_written_is_valid(model: Model, schema: Any) -> None:
     """It parses, and another library finds nothing against the schema; greedily and drawn."""
     grammar = schema_grammar(schema)
     validator = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
-    for seed in range(6):
+    for seed in range(4):
         drawn = SamplerOptions(temperature=1.0, seed=seed)
         text = written(model, grammar, seed, drawn if seed % 2 else None)
         validator.validate(json.loads(text))
@@ -101,35 +108,33 @@ def test_what_is_not_valid_cannot_be_written(model: Model, schema: Any, valid: A
 def test_the_choice_is_the_likeliest_that_is_allowed(model: Model) -> None:
     random = np.random.default_rng(1)
     grammar = gbnf_grammar('root ::= "accepted" | "refused"')
+    words = b"accepted", b"refused"
+    starts = [t for t, piece in enumerate(pieces_of(model)) if piece and any(word.startswith(piece) for word in words)]
     for _ in range(20):
         logits = random.normal(size=model.n_vocab).astype(np.float32)
         allowed = Constraint(model, grammar).allowed(logits).tolist()
-        starts = [t for t in range(model.n_vocab) if (piece := model.token_bytes(t)) and starts_one(piece)]
         assert allowed == starts
         with Sampler(SamplerOptions(), Constraint(model, grammar)) as sampler:
             best = max(allowed, key=lambda token: logits[token])
             assert sampler.likeliest(logits) == best == sampler.next(logits)
 
 
-def starts_one(piece: bytes) -> bool:
-    return any(word.startswith(piece) for word in (b"accepted", b"refused"))
-
-
-@pytest.mark.parametrize("name", ["llama-spm", "phi-3", "gpt-2"])
+@pytest.mark.parametrize("name", ["phi-3", "gpt-2"])
 def test_vocabularies(name: str) -> None:
     """With byte fallback, byte-level and added tokens, exactly those are allowed whose bytes continue the text."""
     (path,) = [path for path in VOCABULARIES if path.stem == f"ggml-vocab-{name}"]
     text = "é日🙂 the word<|im_end|></s>\n  <s>"
     with Vocabulary(path) as model:
         constraint = Constraint(model, gbnf_grammar(f"root ::= {json.dumps(text, ensure_ascii=False)}"))
-        logits, pieces = np.zeros(model.n_vocab), [model.token_bytes(token) for token in range(model.n_vocab)]
-        left = text.encode()
+        logits, tokens, left = np.zeros(model.n_vocab), defaultdict(list), text.encode()
+        for token in range(model.n_vocab):
+            tokens[model.token_bytes(token)].append(token)
         while left:
-            fitting = [t for t, piece in enumerate(pieces) if piece and left.startswith(piece) and not model.ends(t)]
-            assert constraint.allowed(logits).tolist() == fitting
-            token = max(fitting, key=lambda one: len(pieces[one]))
+            ahead = {t: size for size in range(1, len(left) + 1) for t in tokens[left[:size]] if not model.ends(t)}
+            assert constraint.allowed(logits).tolist() == sorted(ahead)
+            token = max(ahead, key=ahead.__getitem__)
             constraint.accept(token)
-            left = left[len(pieces[token]) :]
+            left = left[ahead[token] :]
         assert constraint.allowed(logits).tolist() == model.end_tokens
 
 
@@ -239,37 +244,6 @@ def test_calls(model: Model) -> None:
 
 
 OPEN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}  # excludes no token
-Probabilities = NDArray[np.float64]
-
-
-def softmax(logits: NDArray[Any]) -> Probabilities:
-    p = np.exp(logits.astype(np.float64) - logits.max())
-    return p / p.sum()
-
-
-def agrees(tokens: list[int], expected: Probabilities) -> bool:
-    """Return True if the shares of drawn tokens are within five standard deviations of the expected ones."""
-    shares = np.bincount(tokens, minlength=len(expected)) / len(tokens)
-    margin = 5 * np.sqrt(expected * (1 - expected) / len(tokens))
-    return bool((np.abs(shares - expected) <= margin).all())  # the margin of an excluded token is 0
-
-
-def kept(probabilities: Probabilities, keep: NDArray[np.bool_]) -> Probabilities:
-    return np.where(keep, probabilities, 0) / probabilities[keep].sum()
-
-
-def typical(logits: NDArray[np.float32], mass: float) -> Probabilities:
-    p = softmax(logits)
-    surprise = -np.log(p)
-    order = np.argsort(np.abs(surprise - (p * surprise).sum()))
-    count = int((np.cumsum(p[order]) <= mass).sum()) + 1
-    return kept(p, np.isin(np.arange(len(p)), order[:count]))
-
-
-def top_n_sigma(logits: NDArray[np.float32], n: float) -> Probabilities:
-    return kept(softmax(logits), logits >= logits.max() - n * logits.std())
-
-
 LOGITS = np.random.default_rng(3).normal(0, 1.5, 30).astype(np.float32)
 
 
@@ -280,6 +254,10 @@ CHAINS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [  # samplers of ll
     ({"min_p": 0.3}, [("min_p", 0.3, 1), TEMPERATURE, DRAW]),
     ({"typical_p": 0.5}, [("typical", 0.5, 1), TEMPERATURE, DRAW]),
     ({"top_n_sigma": 1.0}, [("top_n_sigma", 1.0), TEMPERATURE, DRAW]),
+    (
+        {"top_n_sigma": 1.5, "typical_p": 0.6},  # of what is left: no logarithm of 0
+        [("top_n_sigma", 1.5), ("min_p", 1e-30, 1), ("typical", 0.6, 1), TEMPERATURE, DRAW],
+    ),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, [("xtc", 0.5, 0.05, 1, 5), TEMPERATURE, DRAW]),
     ({"dynatemp_range": 0.8, "dynatemp_exponent": 3.0}, [("temp_ext", 1.0, 0.8, 3.0), DRAW]),
     ({"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat", 30, 5, 3.0, 0.2, 100)]),
@@ -310,35 +288,24 @@ def test_an_option_is_a_sampler_of_llama_cpp(options: dict[str, Any], parts: lis
         assert tokens != [plain.next(row) for row in logits]
 
 
-def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
-    """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
-    logits = np.random.default_rng(3).normal(0, 1.5, 200).astype(np.float32)
-    left = np.flatnonzero(top_n_sigma(logits, 1.5))
-    expected = np.zeros(len(logits))
-    expected[left] = typical(logits[left], 0.6)
-    assert 1 < np.count_nonzero(expected) < len(left)
-    with Sampler(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6)) as sampler:
-        assert agrees([sampler.next(logits) for _ in range(4000)], expected)
-
-
 EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
 
 
-@pytest.mark.parametrize("more", [{}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
-@pytest.mark.parametrize("penalty", [1.0, 1.0 + 1e-12])
-def test_at_temperature_0_no_sampler_is_used(more: dict[str, Any], penalty: float) -> None:
-    with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
-        assert sampler.next(LOGITS) == LOGITS.argmax()
+def test_at_temperature_0_no_sampler_is_used() -> None:
+    for more in ({}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}):
+        for penalty in (1.0, 1.0 + 1e-12):
+            with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
+                assert sampler.next(LOGITS) == LOGITS.argmax()
 
 
-@pytest.mark.parametrize("last", [0, 1, 3, 64, -1])
-def test_the_penalties_look_back_on_so_many_tokens(last: int) -> None:
+def test_the_penalties_look_back_on_so_many_tokens() -> None:
     """Of tokens in falling order, the likeliest comes again when it is no longer counted, with -1 never."""
     logits = np.linspace(1, 0, 120, dtype=np.float32)
-    with Sampler(SamplerOptions(presence_penalty=2.0, repeat_last_n=last)) as sampler:
-        tokens = [sampler.next(logits) for _ in range(100)]
-    period = 100 if last < 0 else last + 1
-    assert tokens == [index % period for index in range(100)]
+    for last in (0, 1, 3, 64, -1):
+        with Sampler(SamplerOptions(presence_penalty=2.0, repeat_last_n=last)) as sampler:
+            tokens = [sampler.next(logits) for _ in range(100)]
+        period = 100 if last < 0 else last + 1
+        assert tokens == [index % period for index in range(100)], last
 
 
 def continued(model: Model, lead: float, history: str = "abcdxabc", **options: Any) -> str:
@@ -399,15 +366,11 @@ UNUSABLE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), UNUSABLE, ids=ascii)
-def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> None:
-    """It would replace some by others, and abort for some."""
-    with pytest.raises(EngineError, match=f"^{key} "):
-        SamplerOptions(**{key: value})
-
-
-def test_options_that_a_sampler_cannot_use() -> None:
-    """A top_k that would wrap, and DRY without a model's tokenizer."""
+def test_values_that_llama_cpp_cannot_use_are_refused() -> None:
+    """It would replace some by others, and abort for some: a top_k that would wrap, DRY without a tokenizer."""
+    for key, value in UNUSABLE:
+        with pytest.raises(EngineError, match=f"^{key} "):
+            SamplerOptions(**{key: value})
     with pytest.raises(EngineError, match="top_k is 4294967297"):
         Sampler(SamplerOptions(temperature=1.0, top_k=2**32 + 1))
     with pytest.raises(EngineError, match="dry_multiplier needs a model"):

@@ -51,12 +51,12 @@ def test_the_reference_turns_keys_as_it_computes_them(shapes: Shapes) -> None:
 def test_random_scripts_compute_what_they_say(shapes: Shapes) -> None:
     """Append, rewrite, splice, truncate and copy, with and without swa_full: no difference beyond rounding, and no
     refusal without a reason."""
-    totals = run(shapes, range(5000, 5040))
+    totals = run(shapes, range(5000, 5016))
     assert totals.wrong == []
-    assert totals.operations.total() == 40 * 24 > 5 * totals.refusals.total()
+    assert totals.operations.total() == 16 * 24 > 5 * totals.refusals.total()
 
 
 @pytest.mark.parametrize("spoil", CONTROLS)
 def test_a_wrong_reference_is_caught(shapes: Shapes, spoil: str) -> None:
     """The control: a window off by one, an old row kept, or keys turned too far, differ in most scripts."""
-    assert run(shapes, range(5000, 5010), spoil).bad_scripts >= 6
+    assert run(shapes, range(5000, 5004), spoil).bad_scripts >= 2

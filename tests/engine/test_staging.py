@@ -38,7 +38,8 @@ def kept(context: Context, seq_id: int, count: int) -> list[bytes]:
     return [part.tobytes() for layer in layers for part in (layer.k, layer.v)]
 
 
-KINDS = [*((kind, *cache) for kind in ("qwen3", "gemma3") for cache in CACHES), ("lfm2", "f16", "off")]
+KINDS = [*(("qwen3", *cache) for cache in CACHES), ("gemma3", "f16", "on"), ("gemma3", "f32", "off")]
+KINDS += [("lfm2", "f16", "off")]
 
 
 @pytest.mark.parametrize(("kind", "kv", "flash"), KINDS)
@@ -90,14 +91,14 @@ def placed(context: Context, segment: Segment, first: int = 0) -> list[bytes]:
     return kept(context, 0, 5 + LONG - first)
 
 
-@pytest.mark.parametrize(("kv", "flash"), CACHES)
+@pytest.mark.parametrize(("kv", "flash"), [("f16", "on"), ("f32", "off"), ("q8_0", "on")])
 def test_rows_of_several_buffers(model: Model, path: Path, kv: str, flash: str) -> None:
     """From a file and from memory, an odd number of rows, by one thread, whose buffers take turns, and by three."""
     segment = open_segment(path)
-    for threads in (1, 3):
+    for threads, forms in ((1, FORMS[::3]), (3, FORMS[1:3])):
         with Context(model, options(kv, flash, LONG + 300, threads)) as context:
             wanted = [placed(context, segment), placed(context, segment, 777)]
-            for lines, late in FORMS:
+            for lines, late in forms:
                 with native.staged(lines=lines, late=late):
                     found = [placed(context, open_stored(path)), placed(context, open_stored(path), 777)]
                     assert found == wanted and placed(context, segment) == wanted[0], (threads, lines, late)
@@ -111,7 +112,7 @@ def test_what_is_refused_leaves_nothing(model: Model, path: Path, tmp_path: Path
     segment = open_stored(path)
     data[-5000] ^= 1
     spoilt.write_bytes(data)
-    for lines, late in FORMS:
+    for lines, late in FORMS[::3]:
         with Context(model, options("f16", "off", LONG + 600)) as context, native.staged(lines=lines, late=late):
             context.append({1: TEXT})
             before = kept(context, 1, len(TEXT))

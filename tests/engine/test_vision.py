@@ -25,7 +25,7 @@ from notes_cli.images import read_picture
 
 # A model of the zoo and a projector of a kind that such models are published with, or one that gives rows of the same
 # kind: on several axes, on one, or on one and seeing each other.
-ONE_AXIS = ("llama", "qwen2", "qwen3", "internlm2", "minicpm", "phi3", "granite", "smollm3")
+ONE_AXIS = ("llama", "minicpm", "phi3", "granite", "smollm3")
 PAIRS = [
     *((name, "qwen2vl_merger") for name in ("qwen2vl-dense", "glm4-dense", "glm4moe-moe", "paddleocr-moe")),
     *((name, "qwen3vl_merger") for name in ("qwen3vl-dense", "qwen3vlmoe-moe")),
@@ -40,9 +40,11 @@ SECTIONS = [
     *(("qwen3vl-dense", sections) for sections in (None, [24, 20, 20, 0], [16, 16, 16, 16])),
     *(("qwen3vlmoe-moe", [24, 20, 20, 0]), ("glm4-dense", [8, 12, 12, 0]), ("paddleocr-moe", [16, 24, 24, 0])),
 ]
+KINDS = [PAIRS[0], PAIRS[4], ("llama-dense", "pixtral"), ("gemma3-dense", "gemma3")]  # of axes, and of what rows see
 MOVES = [
-    *((name, projector, None, kind) for kind in ("f32", "f16", "q8_0") for name, projector in PAIRS),
-    *((name, dict(PAIRS)[name], sections, kind) for kind in ("f32", "flash") for name, sections in SECTIONS),
+    *((name, projector, None, "f32") for name, projector in PAIRS),
+    *((name, projector, None, kind) for kind in ("f16", "q8_0") for name, projector in KINDS),
+    *((name, dict(PAIRS)[name], sections, "flash") for name, sections in SECTIONS[1:]),
 ]
 BOUNDS = {"f32": 1e-6, "f16": 1e-5, "flash": 1e-5, "q8_0": 0.0}  # nmse; of q8_0 as far as it is off itself
 TARGET = 37
@@ -168,14 +170,11 @@ def both(scratch: Context, seen: ImageEmbeddings, other: ImageEmbeddings) -> lis
     return found
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize(
-    ("name", "projector"),
+    ("name", "projector", "kind"),
     [
-        ("qwen2vl-dense", "qwen2vl_merger"),
-        ("qwen3vl-dense", "qwen3vl_merger"),
-        ("llama-dense", "mlp"),
-        ("gemma3-dense", "gemma3"),
+        *(("qwen2vl-dense", "qwen2vl_merger", "f32"), ("qwen3vl-dense", "qwen3vl_merger", "f16")),
+        *(("llama-dense", "mlp", "f16"), ("gemma3-dense", "gemma3", "f32")),
     ],
 )
 def test_a_text_with_images_in_it_moves_as_one(
@@ -209,7 +208,7 @@ def test_a_text_with_images_in_it_moves_as_one(
 
 
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
-@pytest.mark.parametrize("new", [(), (7,), tuple(range(2, 40))])
+@pytest.mark.parametrize("new", [(), tuple(range(2, 40))])
 def test_an_image_gives_way_as_a_whole(
     sight: Callable[..., Sight], name: str, projector: str, new: tuple[int, ...]
 ) -> None:
@@ -424,27 +423,29 @@ def load(load_zoo: LoadZoo, name: str, sections: list[int] | None) -> Model:
     return load_zoo(name, {"rope.dimension_sections": sections} if sections else None)
 
 
-@pytest.mark.parametrize("image", [WIDE, HIGH], ids=["wide", "high"])
 @pytest.mark.parametrize(("name", "sections"), SECTIONS)
-def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None, image: Image) -> None:
+def test_an_image_moves(load_zoo: LoadZoo, name: str, sections: list[int] | None) -> None:
     """Its rows spliced elsewhere, and a question after it, equal showing it there; with other axes they do not."""
     model, bound = load(load_zoo, name, sections), BOUNDS["f32"]
     with context(model) as ours, context(model) as stock:
-        show(ours, image, 3)
-        rows, axes = ours.read_axes(0, 3, image.rows, base=0, dtype="f32")
-        assert (axes == image.axes(0)).all()
-        ours.clear()
-        ours.splice(0, TARGET, np.zeros(image.rows, np.int32), rows, 0, axes=axes)
-        show(stock, image, TARGET)
-        (found, where), (wanted, _) = (rows_of(ctx, axes, TARGET, image.rows) for ctx in (ours, stock))
-        assert (where == axes).all()
-        assert distance(found, wanted) < bound
-        logits = asked(stock, TARGET + image.positions)
-        ours.append({0: QUESTION}, "all")  # finds the position after the image by itself
-        assert nmse(np.stack([ours.logits(i) for i in range(len(QUESTION))]), logits) < bound
-        ours.clear()
-        ours.splice(0, TARGET, np.zeros(image.rows, np.int32), rows, 1, axes=axes + 1)
-        assert distance(rows_of(ours, axes, TARGET, image.rows)[0], wanted) > 1000 * bound
+        for image in (WIDE, HIGH):
+            for each in (ours, stock):
+                each.clear()
+            show(ours, image, 3)
+            rows, axes = ours.read_axes(0, 3, image.rows, base=0, dtype="f32")
+            assert (axes == image.axes(0)).all()
+            ours.clear()
+            ours.splice(0, TARGET, np.zeros(image.rows, np.int32), rows, 0, axes=axes)
+            show(stock, image, TARGET)
+            (found, where), (wanted, _) = (rows_of(ctx, axes, TARGET, image.rows) for ctx in (ours, stock))
+            assert (where == axes).all()
+            assert distance(found, wanted) < bound
+            logits = asked(stock, TARGET + image.positions)
+            ours.append({0: QUESTION}, "all")  # finds the position after the image by itself
+            assert nmse(np.stack([ours.logits(i) for i in range(len(QUESTION))]), logits) < bound
+            ours.clear()
+            ours.splice(0, TARGET, np.zeros(image.rows, np.int32), rows, 1, axes=axes + 1)
+            assert distance(rows_of(ours, axes, TARGET, image.rows)[0], wanted) > 1000 * bound
 
 
 @pytest.mark.parametrize(("name", "sections"), [("qwen2vl-dense", [16, 24, 24, 0]), ("qwen3vl-dense", [24, 20, 20, 0])])

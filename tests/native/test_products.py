@@ -34,13 +34,12 @@ def product(data: NDArray[np.uint8], shape: tuple[int, int], right: Array, threa
         return operation.compute(out, (len(right), shape[0]), threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 16])
-@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 48, 100])
+@pytest.mark.parametrize(("rows", "threads"), [(1, 2), (15, 1), (16, 3), (17, 2), (48, 16), (100, 1), (100, 3)])
 def test_any_number_of_rows_and_columns(rows: int, threads: int) -> None:
     rng = np.random.default_rng(rows)
-    for width in (32, 96, 1024, 1056, 2080):
+    for width in (32, 96, 1056):
         data, left = matrix(rng, rows, width)
-        for count in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40, 127, 128, 129, 260):
+        for count in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 127, 128, 129):
             right = columns(rng, count, width)
             expected, size = right @ left.T, np.abs(right) @ np.abs(left).T
             found = product(data, (rows, width), right, threads)
