@@ -57,27 +57,30 @@ def opened(model_file: Callable[[str], Path]) -> Open:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["notes-tiny", "qwen3moe-moe", "gemma3-dense", "deepseek2-moe", "gptneox-dense", "jamba-dense", "hrm_text-dense"],
+    ("model", "turn"), [("notes-tiny", 0), ("qwen3moe-moe", 1), ("deepseek2-moe", 2), ("jamba-dense", 3)]
 )
-def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str) -> None:
-    """Every kind, in single layers and in all: exactly the broken tensors are named, and none of the intact segment."""
+def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str, turn: int) -> None:
+    """Every kind, each in one place: exactly the broken tensors are named, and none of the intact segment. (All places
+    and architectures: `make faults`.)"""
     path, seen = tmp_path / "a.gguf", 0
     with opened(model) as workspace:
         segment = compile_skill(workspace, SKILL)
         assert check_rows(workspace, segment).right
-        for number, (kind, place) in enumerate((kind, place) for kind in KINDS for place in PLACES):
+        for number, kind in enumerate(KINDS):
+            place = PLACES[(number + turn) % len(PLACES)]
             found = mutant(workspace, segment, kind, place, ("K", "V", "KV")[number % 3], number)
             found = found or mutant(workspace, segment, kind, place, "K", number)
             if found is not None:
                 write_segment(path, found.segment)
                 assert not missed(check_rows(workspace, open_segment(path)), found), str(found)
                 seen += 1
-    assert seen >= 20
+    assert seen >= 5
 
 
-@pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense", "minicpm3-dense", "falcon-h1-dense"])
-@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize(
+    ("model", "flash"),
+    [("notes-tiny", "on"), ("hrm_text-dense", "off"), ("minicpm3-dense", "on"), ("falcon-h1-dense", "on")],
+)
 def test_another_order_of_the_same_computation_is_right(opened: Open, model: str, flash: str) -> None:
     """Other micro-batches, threads and flash attention than in the check; and rows spliced at other positions."""
     with opened(model, flash_attention="off", n_ubatch=33, n_threads=2) as workspace:
@@ -88,20 +91,20 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
         assert bool(check.unchecked) is segment.prefix_only
 
 
-@pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense"])
-def test_blocks_are_computed_as_they_are_compiled(opened: Open, model: str) -> None:
+def test_blocks_are_computed_as_they_are_compiled(opened: Open) -> None:
     """Each after the left context alone and then moved: decoded in place, its rows would differ by more."""
-    with opened(model, n_ubatch=50) as workspace:
+    with opened("notes-tiny", n_ubatch=50) as workspace:
         segment = compile_skill(workspace, parse_skill(TEXTS[1], source="x", default="x"), blocks=2)
-    with opened(model) as workspace:
+    with opened("notes-tiny") as workspace:
         check = check_rows(workspace, segment, (segment.base, 300))
         assert len(segment.blocks) == 2 and check.right, check.reason
         found = mutant(workspace, segment, "keys one position off", "last", "K", 1)
         assert found and not missed(check_rows(workspace, found.segment), found)
 
 
-@pytest.mark.parametrize("cache", [("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "f32")])
-@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("cache", "kv"), [(("q8_0", "q8_0"), "q8_0"), (("q4_0", "f16"), "f16"), (("f32", "f32"), "q8_0")]
+)
 def test_quantized_rows_are_right(opened: Open, cache: tuple[str, str], kv: str) -> None:
     """Rounding in the file or in the cache is no error, at any place."""
     with opened("notes-tiny", type_k=cache[0], type_v=cache[1]) as workspace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -87,8 +86,7 @@ def logits(session: Session) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("kind", "cache"),
-    [*((kind, "f16") for kind in ("llama", "qwen3", "gemma3", "mistral3", *WHOLE))]
-    + [("qwen3", cache) for cache in ("f32", "bf16", "q8_0", "q4_0")],
+    [*((kind, "f16") for kind in ("gemma3", *WHOLE)), *(("qwen3", cache) for cache in ("bf16", "q8_0", "q4_0"))],
 )
 def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: str) -> None:
     """For every kind of model and cache: K, V, states and tokens of two turns are restored bit-identical."""
@@ -122,24 +120,23 @@ def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[
 
 
 def script() -> list[tuple[str, ...]]:
-    """50 turns, 20 edits, ten undos, four compactions and two forks in a fixed order."""
+    """20 turns, eight edits, four undos, two compactions and two forks in a fixed order."""
     random_ = random.Random(4)
     methods = ["erratum", "field", "field+erratum", "suffix"]
     # A value of another length moves what follows it.
-    dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 21)]
+    dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 9)]
     edits = [("edit", date, methods[number % 4]) for number, date in enumerate(dates)]
-    later = [*(("turn", f"Q{number}") for number in range(45)), *edits, *[("undo",)] * 10, *[("compact",)] * 4]
+    later = [*(("turn", f"Q{number}") for number in range(15)), *edits, *[("undo",)] * 4, *[("compact",)] * 2]
     random_.shuffle(later)
     first = [("turn", f"Why {number}?") for number in range(5)]  # so that no undo reaches the beginning
-    return [*first, *later[:20], ("a",), *later[20:50], ("b",), *later[50:]]
+    return [*first, *later[:8], ("a",), *later[8:20], ("b",), *later[20:]]
 
 
-def test_fifty_turns_killed_between_them_equal_one_process(
+def test_turns_killed_between_them_equal_one_process(
     make: Open, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
 ) -> None:
     """The tokens are equal; K/V and logits within the bound for equal positions."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time on a busy disk, and not what is tested
-    size, ops = 4096, script()
+    size, ops = 2048, script()
     live: dict[str, Session] = {}
 
     def kept(name: str) -> Session:
@@ -167,16 +164,22 @@ def test_fifty_turns_killed_between_them_equal_one_process(
         return Session(opened[0], SessionFolder(stored.folder))
 
     many = run(ops, skill, "mine", reopened)
-    assert many.state.tokens == tokens and len(tokens) > 1000
+    assert many.state.tokens == tokens and len(tokens) > 500
     # Not bit for bit: in one process cells lie in another order, and sums are rounded in it.
     assert max(nmse(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
     assert nmse(logits(many), after) < 1e-5
-    assert many.state.turns > 30 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
+    assert many.state.turns > 12 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
     opened.pop().close()
 
 
-@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@3", "blend@3", "suffix"])
-@pytest.mark.parametrize("value", ["2026-07-01", "July 1", "the first of July"])
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        *(("field", value) for value in ("2026-07-01", "July 1", "the first of July")),
+        *(("erratum", "July 1"), ("field+erratum", "July 1"), ("suffix", "the first of July")),
+        *(("selective@3", "2026-07-01"), ("blend@3", "the first of July")),
+    ],
+)
 def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: str, value: str) -> None:
     """For every method and length of value; the edit itself changed K/V."""
     workspace = make()
@@ -198,17 +201,17 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
 
 
 def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
-    """Of 28 changes between two questions only the last is stated, once, and before an erratum of the turn."""
+    """Of 8 changes between two questions only the last is stated, once, and before an erratum of the turn."""
     workspace = make()
     with held(workspace) as session:
         turn(session, skill, "Why?")
-        for day in range(1, 29):
+        for day in range(1, 9):
             session.edit("date", f"2026-08-{day:02}", Method())
         assert list(session.state.pending) == ["date"]
         length = len(session.state.tokens)
         turn(session, skill, "And then?")
         stated = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
-        assert len(stated) == 1 and "2026-08-28" in stated[0]
+        assert len(stated) == 1 and "2026-08-08" in stated[0]
         assert len(session.state.tokens) - length < 200 and not session.state.pending
         session.edit("date", "2026-09-01", Method())
         turn(session, skill, "So?", "date=2026-09-02")
@@ -289,17 +292,17 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
             session.compact()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", *WHOLE])
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "gpt2"])
 def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, kind: str) -> None:
     """One erratum is left, K/V and logits are those of a prefill, and an undo restores the K/V bit for bit."""
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
-        toggled(session, skill, 28, 7)
+        toggled(session, skill, 12, 4)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
         assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded()
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
-        assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
+        assert len(session.state.tokens) - spoken < 250  # of 12 times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", Method())
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
@@ -421,7 +424,7 @@ def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str,
         assert (nmse(found, seq.logits()) < 1e-5) == (method == "suffix")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
 def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str) -> None:
     """A turn that needs a larger context gets one with all K/V, which is restored in several chunks."""
     workspace = make(kind, n_ctx=256)
@@ -436,8 +439,13 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
         assert same(rows(session.sequence), after) and len(after[0]) > CHUNK
 
 
-@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@4", "blend@4", "suffix"])
-@pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
+@pytest.mark.parametrize(
+    ("kind", "cache", "method"),
+    [
+        *(("llama", "f16", method) for method in ("field", "selective@4", "suffix")),
+        *(("qwen3", "q8_0", "blend@4"), ("gpt2", "f16", "field+erratum"), ("gpt2", "f16", "selective@4")),
+    ],
+)
 def test_a_long_session_is_edited_in_a_context_that_fits(
     make: Open, skill: Skill, kind: str, cache: str, method: str
 ) -> None:
@@ -502,13 +510,13 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
 def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill) -> None:
     """Not all files, one per turn, are open at once, and the K/V of each is restored."""
     with held(make()) as session:
-        for _ in range(30):
+        for _ in range(2 * FILES + 4):
             turn(session, skill, "?", limit=1)
         before = rows(session.sequence)
     other = make()
-    with held(other) as session, few_descriptors(2 * FILES + 4):
+    with held(other) as session, few_descriptors(FILES + 4):
         sequence = session.sequence
-    assert len(list(session.stored.folder.glob("*.gguf"))) == 30
+    assert len(list(session.stored.folder.glob("*.gguf"))) == 2 * FILES + 4
     assert same(rows(sequence), before)
 
 
@@ -646,14 +654,14 @@ def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) ->
             assert session.state.questions == ["Why?", "B"]
 
 
-@pytest.mark.parametrize("errata", [(), ("date=2026-07-01",)])
-def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill, errata: tuple[str, ...]) -> None:
+def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
     """An uncommitted turn, as after Ctrl-C, is dropped with its corrections; the next takes its positions."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
-        session.follow("lost", errata, room=3).flush()
-        assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
+        for errata in ((), ("date=2026-07-01",)):
+            session.follow("lost", errata, room=3).flush()
+            assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
         turn(session, skill, "And then?")
     with held(make()) as session:
         assert [entry.text for entry in session.state.entries if "lost" in entry.text] == []
@@ -729,8 +737,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert session.compact().fields == ("fee",)
 
 
-@pytest.mark.parametrize("later", ["2026-06-01", "the first of July"], ids=["as it was", "longer"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(("kind", "later"), [("gemma3", "2026-06-01"), ("qwen3", "the first of July")])
 def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Skill, kind: str, later: str) -> None:
     """The tokens are those of the last value alone; an undo restores the K/V bit for bit."""
     values = ["2026-07-01", later]
