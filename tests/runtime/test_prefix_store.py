@@ -97,8 +97,8 @@ def stored(workspace: Workspace) -> Cached:
 @pytest.mark.parametrize(
     ("kind", "types"),
     [
-        *((kind, ("f16", "f16")) for kind in ("llama", "qwen3", "gemma3", "phi3", "mistral3", "gpt2", "lfm2", "mamba")),
-        *(("qwen3", types) for types in (("f32", "f32"), ("bf16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q5_1"))),
+        *((kind, ("f16", "f16")) for kind in ("gemma3", "mistral3", "gpt2", "lfm2", "mamba")),
+        *(("qwen3", types) for types in (("bf16", "f32"), ("q8_0", "q8_0"), ("q4_0", "q5_1"))),
         ("lfm2", ("q8_0", "q8_0")),
     ],
 )
@@ -239,8 +239,10 @@ def test_a_failed_save_keeps_the_rest(workspace: Workspace, monkeypatch: pytest.
     assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == 2 * BLOCK
 
 
-@pytest.mark.parametrize("kind", ["llama", "lfm2"])
-@pytest.mark.parametrize("error", [EngineError("for this test"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("llama", MemoryError()), ("llama", KeyboardInterrupt()), ("lfm2", EngineError("for this test"))],
+)
 def test_a_failed_restore_leaves_nothing_half_filled(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch, kind: str, error: BaseException
 ) -> None:
@@ -400,7 +402,7 @@ def test_runs_cover_what_is_known() -> None:
     sources = [random_tokens(4, 500), random_tokens(5, 300), np.zeros(200, np.int32), random_tokens(6, 10)]
     known = {source[at : at + SHORTEST].tobytes() for source in sources for at in range(len(source) - SHORTEST + 1)}
     covered = 0
-    for _ in range(50):
+    for _ in range(20):
         parts = []
         while sum(map(len, parts)) < 1000:
             source = sources[random.integers(0, 3)]
@@ -419,7 +421,7 @@ def test_runs_cover_what_is_known() -> None:
                 inside = any(first <= at and at + SHORTEST <= last for first, last in spans)
                 assert not inside or tokens[at : at + SHORTEST].tobytes() not in known
         covered += sum(map(len, runs))
-    assert covered > 10_000
+    assert covered > 4_000
 
 
 def test_the_longest_and_the_first_source_is_taken() -> None:
@@ -486,8 +488,7 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
     return float(errors[0]), float(errors[-1])
 
 
-@pytest.mark.parametrize("change", CHANGED)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("change", "compiled"), [*zip(CHANGED, (True, False) * 2, strict=True)])
 def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
     """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
     segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
@@ -546,7 +547,7 @@ def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, va
     assert [any(one.run.start < field for one in runs), any(one.run.start > field for one in runs)] == reused
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("change", ["a line above", "a paragraph removed"])
 def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
     """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
     near, exact = prompts.layout(CHANGED[change]), prompts.layout(CHANGED[change], "exact")
@@ -632,7 +633,7 @@ def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) 
     assert not prompts.plan(prompts.layout(CHANGED["a line above"]))[3]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3", "mistral3", "gpt2", "lfm2", "mamba"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "gpt2", "lfm2"])
 def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace, kind: str) -> None:
     """Sliding windows that keep all rows can; recurrent states, learned positions and stretches of positions cannot."""
     prompts = Prompts(make_workspace(kind, n_ctx=4096, **({"trained": 4096} if kind == "gpt2" else {})))
@@ -641,7 +642,7 @@ def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace,
     wanted = prompts.prefill(layout).logits()
     sequence = prompts.assembled(layout)
     near = sum(piece.tokens for piece in sequence.pieces if piece.reason is Reason.NEAR)
-    if kind in ("gemma3", "qwen3"):
+    if kind == "gemma3":
         assert near > len(layout) / 2 and worst(prompts, layout, sequence)[0] < 0.02
     else:
         assert near < len(layout) / 2  # those of mistral3 may stay within a stretch

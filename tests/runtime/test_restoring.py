@@ -209,8 +209,9 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
 # ---- caches of other types
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "bf16"), ("q8_0", "f16")])
-@pytest.mark.parametrize("kind", ["lfm2", "gemma3", "qwen3"])
+@pytest.mark.parametrize(
+    ("kind", "types"), [("lfm2", ("q8_0", "f16")), ("gemma3", ("q4_0", "q4_0")), ("qwen3", ("bf16", "bf16"))]
+)
 def test_one_segment_serves_every_cache_but_f32(
     make_model: Callable[..., Path], make_workspace: MakeWorkspace, skill: Skill, kind: str, types: tuple[str, str]
 ) -> None:

@@ -16,7 +16,7 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
-from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.battery import Case
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -61,10 +61,23 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return opened
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
+def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
-    cases = shipped_battery()[:2]
+    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 8)
+    kind, cases = (
+        "gemma3",
+        [
+            Case(
+                parse_skill(text, source="-", default="case"),
+                "Right?",
+                ("yes", "no"),
+                "date",
+                "2026-07-01",
+                ("yes", "no"),
+            )
+            for text in ("date: 2026-05-01\n\nBefore 2026-06-15 it is right.", "date: 2026-05-01\n\nIt is never right.")
+        ],
+    )
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
         with held(make(kind), f"{name}-alone") as session:
