@@ -18,7 +18,7 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.runtime.answering import IDLE, WAITING, ask, ask_many
+from notes_cli.runtime.answering import WAITING, ask, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
@@ -187,12 +187,6 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
     answers = [answer for _, answer in ask_many(workspace, requests, 16)]
     assert all(isinstance(answer, Answer) for answer in answers)
     assert workspace.identity == identity
-
-
-def test_prefixes_are_few(workspace: Workspace, skill: Skill) -> None:
-    segment = compile_skill(workspace, skill)
-    requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * IDLE)]
-    assert alone(workspace, requests) == together(workspace, requests, 2)
 
 
 def test_input_is_read_as_it_is_needed(workspace: Workspace) -> None:

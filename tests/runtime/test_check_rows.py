@@ -98,6 +98,7 @@ def test_blocks_are_computed_as_they_are_compiled(opened: Open) -> None:
     with opened("notes-tiny") as workspace:
         check = check_rows(workspace, segment, (segment.base, 300))
         assert len(segment.blocks) == 2 and check.right, check.reason
+        assert not check_rows(workspace, replace(segment, blocks=(), moves=())).right  # as a single text
         found = mutant(workspace, segment, "keys one position off", "last", "K", 1)
         assert found and not missed(check_rows(workspace, found.segment), found)
 
@@ -286,20 +287,18 @@ def test_forged_rows_are_refused(
     assert change is not swapped or import_segment(workspace, shared, trust=True).how == "rows"
 
 
-def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace, shared: Path) -> None:
-    """The readable text of the file is imported, whatever its tokens are."""
+def test_where_the_text_gives_other_tokens_it_is_compiled(
+    workspace: Workspace, make_workspace: MakeWorkspace, shared: Path
+) -> None:
+    """By another model, or because it is not that of the tokens: the readable text of the file is imported."""
+    done = import_segment(make_workspace("qwen2"), shared, name="other")
+    assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
     segment = open_segment(shared)
+    assert open_segment(done.path).text == RETURNS.text == segment.text
     write_segment(shared, replace(segment, text=segment.text.replace("gold", "iron"), fields=()))
     done = import_segment(workspace, shared)
     assert (done.how, done.reasons) == ("text", ("its text gives other tokens here",))
     assert "tier: iron" in peek(done.path).text
-
-
-def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: Path) -> None:
-    other = make_workspace("qwen2")
-    done = import_segment(other, shared)
-    assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
-    assert open_segment(done.path).text == RETURNS.text
 
 
 def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
@@ -310,17 +309,6 @@ def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tm
     write_segment(tmp_path / "a.gguf", forged)
     with refused(SegmentError, "layer 0, state of the recurrence: off by 0.1"):
         import_segment(workspace, tmp_path / "a.gguf", name="forged")
-
-
-def test_blocks_are_checked_each_after_the_left_context(workspace: Workspace, tmp_path: Path) -> None:
-    """A segment in blocks is valid without attention between them; as a single text it would not be."""
-    segment = compile_skill(workspace, parse_skill(TEXT.replace(". ", ".\n"), source="x", default="x"), blocks=3)
-    assert len(segment.blocks) == 3
-    write_segment(tmp_path / "whole.gguf", replace(segment, blocks=(), moves=()))
-    with refused(SegmentError, "does not hold what this model computes"):
-        import_segment(workspace, tmp_path / "whole.gguf")
-    write_segment(tmp_path / "blocks.gguf", segment)
-    assert import_segment(workspace, tmp_path / "blocks.gguf").how == "rows"
 
 
 def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tmp_path: Path) -> None:

@@ -155,12 +155,7 @@ def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Scri
     ("close", "answer", "rest", "between"),
     [
         ("<|im_start|>", "B", "", "A<|im_start|>\nB"),  # matched though it prints as nothing
-        (
-            "<",
-            " B",
-            "|im_start|>",
-            "A<|im_start|> B",
-        ),  # the end of the token is part of the answer, nothing is inserted
+        ("<", " B", "|im_start|>", "A<|im_start|> B"),  # the rest of the token is part of the answer
     ],
 )
 def test_a_mark_in_a_special_token(
@@ -251,7 +246,8 @@ def returns(shipped: Workspace) -> Prompt:
 
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
-    """That is the answer: nothing more is generated, and choices are decided where they are named."""
+    """That is the answer: nothing more is generated, and choices are decided where they are named. Others are weighed
+    at the end of the sequence, also if the answer follows the reasoning."""
     sequence = assemble(shipped, returns, room=300)
     thought = run_thinking(shipped, sequence, 200)
     assert thought.text.endswith("So the return is accepted.") and thought.finished
@@ -261,6 +257,9 @@ def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, re
     wanted = sequence.logits()
     decision = run_deciding(shipped, sequence, ["refused", "accepted", "reviewed"], thought)
     assert decision.choice == "accepted" and decision.probabilities["accepted"] > 0.9
+    assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
+    thought = ReasoningTrace("Well.", 1, True)
+    assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
     assert (sequence.tokens.tolist(), sequence.pieces) == (tokens, pieces)  # as it was
     np.testing.assert_allclose(sequence.logits(), wanted, atol=0.02 * float(np.abs(wanted).max()))
 
@@ -272,15 +271,6 @@ def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: 
         thought = run_thinking(shipped, sequence, limit)
         assert not thought.finished and thought.answer in ("accepted", "refused")
         assert run_deciding(shipped, sequence, ["accepted", "refused"], thought).choice == thought.answer
-
-
-def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
-    """They are weighed at the end of the sequence; also if the answer follows the reasoning."""
-    sequence = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, sequence, 200)
-    assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
-    thought = ReasoningTrace("Well.", 1, True)
-    assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
 
 
 @pytest.mark.parametrize(("kind", "template"), [("llama", SWITCH), ("llama", UNAWARE), ("mamba", UNAWARE)])

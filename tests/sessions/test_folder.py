@@ -361,23 +361,6 @@ def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> No
     assert sessions.names() == []
 
 
-def test_what_was_removed_before_a_failure_is_said(
-    begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If a file cannot be deleted, the error names the sessions removed by then."""
-    sessions.fork("mine", "other")
-    unlink = Path.unlink
-
-    def kept(path: Path, missing_ok: bool = False) -> None:
-        if path.parent.name == "other":
-            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
-        unlink(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", kept)
-    with pytest.raises(SessionError, match=r"cannot remove .*other: .*\. Removed before it: mine$"):
-        sessions.remove("mine", "other")
-
-
 def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions) -> None:
     """A forged line has the last name: the session continues with the unused ones."""
     with sessions.locked("mine") as stored:
