@@ -277,18 +277,12 @@ def test_a_failed_restore_leaves_nothing_half_filled(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Path, whole: bool) -> None:
-    """The control keeps all rows."""
-    with Workspace(make_model("gemma3"), ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole)) as workspace:
-        cached = stored(workspace)
-        assert cached.store.count == (3 if whole else 0)
-
-
-@pytest.mark.parametrize("whole", [True, False])
 def test_a_prefix_whose_window_is_gone_is_not_continued(make_model: MakeModel, home: Path, whole: bool) -> None:
-    """It is decoded, with the logits of a fresh context; after its end, where the window is, it is continued."""
+    """Nor stored: it is decoded, with the logits of a fresh context; after its end, where the window is, it is
+    continued. The control keeps all rows."""
     options = ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole, n_ubatch=64)
     with Workspace(make_model("gemma3"), options) as workspace:
+        assert stored(workspace).store.count == (3 if whole else 0)
         cached = Cached(workspace)
         cached.prefill(TEXT)
         for length, expected in ((200, 200 if whole else 0), (len(TEXT), len(TEXT))):
@@ -599,28 +593,19 @@ def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> 
     assert worst(prompts, layout, sequence)[0] < 0.02
 
 
-def test_rows_are_moved_a_few_times_only(prompts: Prompts) -> None:
-    """Each move rounds keys: after MOVES of them, the text is decoded again."""
-    assert moves_of(prompts, MOVES + 1) == [*range(2, MOVES + 1), 0, 2]
-
-
-def test_quantized_keys_are_moved_once(make_model: MakeModel) -> None:
-    options = ContextOptions(n_ctx=4096, n_threads=1, type_k="q8_0")
-    with Workspace(make_model("qwen3"), options) as workspace:
+@pytest.mark.parametrize(
+    ("type_k", "moved"), [("f16", [*range(2, MOVES + 1), 0, 2]), ("q8_0", [2, 0, 2])], ids=["f16", "q8_0"]
+)
+def test_rows_are_moved_a_few_times_only(make_model: MakeModel, type_k: str, moved: list[int]) -> None:
+    """Each move rounds keys: after MOVES of them, and after one where they are quantized, the text is decoded again.
+    Only the last prompt is a source; its lowest origin, without the sign, is the number."""
+    with Workspace(make_model("qwen3"), ContextOptions(n_ctx=4096, n_threads=1, type_k=type_k)) as workspace:
         prompts = Prompts(workspace)
-        prompts.assembled(prompts.layout(BASE), keep=True)
-        assert moves_of(prompts, 3) == [2, 0, 2]
-
-
-def moves_of(prompts: Prompts, number: int) -> list[int]:
-    """Return the lowest origin, without its sign, of each of so many prompts of which only the last one is a source."""
-    moved = []
-    for version in range(number):
-        prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
-        for cached in prompts.prefixes.entries[:-1]:
-            prompts.prefixes.drop(cached)
-        moved.append(-int(prompts.prefixes.entries[0].origins.min()))
-    return moved
+        for version in range(len(moved) + 1):
+            prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
+            for cached in prompts.prefixes.entries[:-1]:
+                prompts.prefixes.drop(cached)
+            assert version == 0 or -int(prompts.prefixes.entries[0].origins.min()) == moved[version - 1]
 
 
 def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) -> None:

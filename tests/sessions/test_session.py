@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from notes_cli.config import paths
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.assemble import assemble
@@ -65,6 +67,14 @@ def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int
     with Sampler(SamplerOptions()) as sampler:
         list(sequence.generate(sampler, limit))
     session.keep()
+
+
+def begin(session: Session, *skills: Skill | Segment, answer: str = "yes") -> None:
+    """A first turn with a given answer, whose splice is exact."""
+    segments = [compile_skill(session.workspace, one) if isinstance(one, Skill) else one for one in skills]
+    prompt = Prompt("Why?", segments)
+    session.begin(prompt, assemble(session.workspace, prompt))
+    session.keep(answer)
 
 
 def rows(sequence: KVSequence) -> list[NDArray[np.float32]]:
@@ -184,10 +194,7 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
     """For every method and length of value; the edit itself changed K/V."""
     workspace = make()
     with held(workspace) as session:
-        segment = compile_skill(workspace, skill, measure=lambda done, total: None)
-        prompt = Prompt("Why?", [segment])
-        session.begin(prompt, assemble(workspace, prompt, room=3))
-        session.keep("yes")
+        begin(session, compile_skill(workspace, skill, measure=lambda done, total: None))
         turn(session, skill, "And then?")
         before, tokens = rows(session.sequence), session.state.tokens
         session.edit("date", value, Method.parse(method))
@@ -281,9 +288,7 @@ def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.
 
 def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     """A field changed this many times with a question after each, and regular compactions; the splice is exact."""
-    prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
-    session.begin(prompt, assemble(session.workspace, prompt))
-    session.keep("yes")
+    begin(session, skill)
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
         session.edit("date", f"2026-08-{number:02}", Method())
@@ -369,7 +374,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "field+erratum" and done.chosen.startswith("field+erratum: the default for a model")
+        assert done.method == "field+erratum" and "the default for a model" in done.chosen
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
@@ -386,9 +391,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
         done = session.edit("date", "2026-07-01")
-        assert (
-            done.method == "erratum" and "field: 9 of 9; erratum instead: the edit method field is not" in done.chosen
-        )
+        assert done.method == "erratum" and "erratum instead: the edit method field is not" in done.chosen
         profile("recompute", "recompute: none")
         done = session.edit("date", "2026-07-02")
         assert done.method == "suffix" and done.rows == len(session.state.tokens)
@@ -399,9 +402,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         done = session.edit("date", "July 1")
         assert done.method == "erratum" and "what follows the change cannot be moved" in done.chosen
     with held(make(), "short") as session:
-        prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
-        session.begin(prompt, assemble(session.workspace, prompt))
-        session.keep()
+        begin(session, parse_skill("a: b", source="-", default="s"))
         monkeypatch.setattr("notes_cli.sessions.edits.NEAR", 64)
         assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens follow the change")
 
@@ -412,9 +413,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
 def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str, method: str) -> None:
     """Also restored, and where memory cannot be truncated: its logits. After `field` they are not."""
     with held(make(kind)) as session:
-        prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
-        session.begin(prompt, assemble(session.workspace, prompt))
-        session.keep("yes")
+        begin(session, skill)
         session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method(method))
         turn(session, skill, "And then?")
     with held(make(kind)) as session:
@@ -472,13 +471,8 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         before = rows(session.sequence)
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
-        # Learned positions are no hindrance to a value of the same length.
-        methods = ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",)
-        for method in methods:
-            with pytest.raises(
-                UnsupportedError,
-                match=r"^(the edit method .*Use the edit method erratum or suffix|what follows .*moved)",
-            ):
+        for method in ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",):
+            with pytest.raises(UnsupportedError, match=r"method erratum or suffix|what follows .*moved"):
                 session.edit("date", "July 1", Method(method))
         session.edit("date", "2026-07-01", Method())
         session.undo()
@@ -508,27 +502,20 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
 
 
 def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill) -> None:
-    """Not all files, one per turn, are open at once, and the K/V of each is restored."""
+    """Not all files, one per turn, are open at once, and the K/V of each is restored. Without any descriptor left the
+    error does not report damage or suggest an undo."""
     with held(make()) as session:
         for _ in range(2 * FILES + 4):
             turn(session, skill, "?", limit=1)
         before = rows(session.sequence)
     other = make()
+    with held(other) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
+        _ = session.sequence
+    assert "undo" not in str(found.value) and "damaged" not in str(found.value)
     with held(other) as session, few_descriptors(FILES + 4):
         sequence = session.sequence
     assert len(list(session.stored.folder.glob("*.gguf"))) == 2 * FILES + 4
     assert same(rows(sequence), before)
-
-
-def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
-    """Without file descriptors left, the error does not report damage or suggest an undo."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-    with held(make()) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
-        _ = session.sequence
-    assert "undo" not in str(found.value) and "damaged" not in str(found.value)
-    with held(make()) as session:
-        assert len(session.sequence) == len(session.state.tokens)
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
@@ -550,10 +537,8 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
 def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
     """By `suffix`, as in a prefill, or by an erratum; neither twice, nor without an edit in place."""
     workspace = make()
-    prompt = Prompt("Why?", [compile_skill(workspace, skill)])
     with held(workspace) as session:
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
+        begin(session, skill)
         with pytest.raises(SkillError, match="tier is gold already"):
             session.edit("tier", "gold", SUFFIX)
         session.edit("tier", "basic", Method("field"))
@@ -587,27 +572,27 @@ def test_what_was_not_written_down_is_dropped(
     make: Open, skill: Skill, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full disk the next turn continues from the state on disk, also with the same tokens."""
-    workspace = make()
-    with held(workspace) as session:
+    with held(make()) as session:
         turn(session, skill, "Why?")
         turn(session, skill, "And then?")
+        failing: list[Callable[[], object]] = [lambda: session.forget([], method="suffix")]
         if change == "cut":
             session.forget(["1"])
         else:
             session.edit("tier", "basic", Method("field"))
-        before = rows(session.sequence)
+            failing = [partial(session.forget, ["2"], method) for method in ("cut", "suffix")]
+            failing += [lambda: session.edit("tier", "basic", SUFFIX)]
+        before, state = rows(session.sequence), session.state
 
         def full(*_: object) -> None:
-            raise SessionError("no space is left. Nothing was changed")
+            raise OSError(28, "No space left on device")
 
-        with monkeypatch.context() as patch, pytest.raises(SessionError, match="no space is left"):
-            patch.setattr(type(session.stored), "rewrite", full)
-            patch.setattr(type(session.stored), "commit", full)
-            if change == "cut":
-                session.forget([], method="suffix")
-            else:
-                session.edit("tier", "basic", SUFFIX)
-        assert same(rows(session.sequence), before)
+        for fails in failing:
+            with monkeypatch.context() as patch, pytest.raises(SessionError, match="Nothing was changed"):
+                patch.setattr("notes_cli.sessions.folder.replacing", full)
+                patch.setattr(SessionFolder, "_append", full)
+                fails()
+            assert same(rows(session.sequence), before) and session.state == state
         turn(session, skill, "And now?")
         after = rows(session.sequence)
     with held(make()) as session:
@@ -672,11 +657,8 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     """An edit of one skill neither changes nor mentions the other."""
     workspace = make()
     other = parse_skill("tier: silver\ndate: 2026-07-01", source="fees.txt", default="fees")
-    segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
-    prompt = Prompt("Why?", segments)
     with held(workspace) as session:
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
+        begin(session, skill, other)
         for name in ("date", "*.date"):
             with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
                 session.edit(name, "July 2", Method("field"))
@@ -696,9 +678,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         session.keep("x")
         stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
         assert set(stated) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
-        assert (
-            "the tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
-        )
+        assert "tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
         values = {"returns.date": "9 May", "returns.tier": "basic", "fees.tier": "gold", "fees.date": "9 May"}
         assert session.state.fields == values
         session.follow("And?", ["returns.date=10 May"], room=8)
