@@ -6,7 +6,6 @@ import io
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -236,14 +235,14 @@ def test_results_are_those_of_the_calls(make: Open) -> None:
         for wrong in (["get_date", "look_up"], ["look_up"], ["look_up"] * 2, ["look_up", "get_date", "look_up"]):
             with pytest.raises(SessionError, match="a result for each of its calls, in their order"):
                 session.ask(request_with(*((tool, "x") for tool in wrong)))
-        session.ask(replace(request_with(("look_up", "x"), ("get_date", "y")), max_tokens=1))
+        session.ask(request_with(("look_up", "x"), ("get_date", "y")))
         say(session, "And?", "I will not call get_date.")
         with pytest.raises(SessionError, match="does not call get_date"):
             session.ask(request_with(("get_date", "y")))
 
 
 def request_with(*results: tuple[str, str]) -> Request:
-    return Request("", results=results)
+    return Request("", results=results, max_tokens=1, max_think=1)
 
 
 def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:

@@ -17,7 +17,6 @@ from reference import nmse
 import notes_cli as notes
 from notes_cli.config import paths
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -143,7 +142,7 @@ def script() -> list[tuple[str, ...]]:
 
 
 def test_turns_killed_between_them_equal_one_process(
-    make: Open, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
+    make: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
 ) -> None:
     """The tokens are equal; K/V and logits within the bound for equal positions."""
     size, ops = 2048, script()
@@ -159,7 +158,7 @@ def test_turns_killed_between_them_equal_one_process(
     after = logits(one)
 
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other"))
-    opened: list[Workspace] = []
+    workspace, opened = make(n_ctx=size), list[Session]()
 
     def reopened(name: str) -> Session:
         """Opened again each time, with leftovers of a kill: half a line, and K/V that no line names."""
@@ -170,8 +169,9 @@ def test_turns_killed_between_them_equal_one_process(
             with stored.ledger.open("ab") as file:
                 file.write(b'{"op": "turn", "pieces": [{"kind"')
             stored.next_rows.write_bytes(b"GGUF")
-        opened.append(Workspace(make_model("llama"), ContextOptions(n_ctx=size, n_threads=1)))
-        return Session(opened[0], SessionFolder(stored.folder))
+        assert not workspace.context.used
+        opened.append(Session(workspace, SessionFolder(stored.folder)))
+        return opened[0]
 
     many = run(ops, skill, "mine", reopened)
     assert many.state.tokens == tokens and len(tokens) > 500
@@ -179,7 +179,6 @@ def test_turns_killed_between_them_equal_one_process(
     assert max(nmse(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
     assert nmse(logits(many), after) < 1e-5
     assert many.state.turns > 12 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
-    opened.pop().close()
 
 
 @pytest.mark.parametrize(
@@ -302,12 +301,12 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     """One erratum is left, K/V and logits are those of a prefill, and an undo restores the K/V bit for bit."""
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
-        toggled(session, skill, 12, 4)
+        toggled(session, skill, 9, 3)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
         assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded()
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
-        assert len(session.state.tokens) - spoken < 250  # of 12 times two errata, some 60 tokens each
+        assert len(session.state.tokens) - spoken < 250  # of nine times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", Method())
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()

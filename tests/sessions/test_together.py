@@ -63,7 +63,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
-    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 8)
+    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 2)
     kind, cases = (
         "gemma3",
         [
