@@ -262,11 +262,7 @@ def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, re
     assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
     assert (sequence.tokens.tolist(), sequence.pieces) == (tokens, pieces)  # as it was
     np.testing.assert_allclose(sequence.logits(), wanted, atol=0.02 * float(np.abs(wanted).max()))
-
-
-def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: Prompt) -> None:
-    """Even without any reasoning: the model's own last words are inserted, and the result is marked as cut."""
-    for limit in (0, 6):
+    for limit in (0, 6):  # cut short, it ends with the model's own last words, and is marked as cut
         sequence = assemble(shipped, returns, room=300)
         thought = run_thinking(shipped, sequence, limit)
         assert not thought.finished and thought.answer in ("accepted", "refused")
