@@ -30,7 +30,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.session_kv import CHUNK, FILES
+from notes_cli.sessions.session_kv import CHUNK
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -504,16 +504,16 @@ def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill)
     """Not all files, one per turn, are open at once, and the K/V of each is restored. Without any descriptor left the
     error does not report damage or suggest an undo."""
     with held(make()) as session:
-        for _ in range(2 * FILES + 4):
+        for _ in range(10):
             turn(session, skill, "?", limit=1)
         before = rows(session.sequence)
     other = make()
     with held(other) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
         _ = session.sequence
     assert "undo" not in str(found.value) and "damaged" not in str(found.value)
-    with held(other) as session, few_descriptors(FILES + 4):
+    with held(other) as session, few_descriptors(5):
         sequence = session.sequence
-    assert len(list(session.stored.folder.glob("*.gguf"))) == 2 * FILES + 4
+    assert len(list(session.stored.folder.glob("*.gguf"))) == 10
     assert same(rows(sequence), before)
 
 
