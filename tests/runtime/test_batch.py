@@ -170,12 +170,12 @@ def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skil
 
 def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> None:
     """Without a limit no answer takes another's cells, or exceeds the trained context."""
-    workspace = make_workspace(n_ctx=256, trained=400)
+    workspace = make_workspace(n_ctx=256, trained=300)
     requests = [Request(question, max_tokens=UNLIMITED) for question in QUESTIONS[:4]]
     answers = [answer for _, answer in ask_many(workspace, requests, 3)]
     for answer in answers:
         assert isinstance(answer, Answer)
-        assert answer.stopped == "end" or answer.counts.total + answer.tokens == 400
+        assert answer.stopped == "end" or answer.counts.total + answer.tokens == 300
 
 
 def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: MakeWorkspace, skill: Skill) -> None:

@@ -329,13 +329,13 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
     """A second process fails at once with one line, and succeeds when the first is done; other sessions are free."""
     code = (
         "import sys; from pathlib import Path; from notes_cli.sessions.folder import Sessions\n"
-        "with Sessions(Path(sys.argv[1])).locked(sys.argv[2], new=True): print('held')"
+        "for name in ('free', 'mine'):\n"
+        "    with Sessions(Path(sys.argv[1])).locked(name, new=True): print('held', name)"
     )
-    command = [sys.executable, "-c", code, str(sessions.folder)]
     with sessions.locked("mine"):
-        refused = subprocess.run([*command, "mine"], capture_output=True, text=True)
-        assert "session mine is open already, here or in another process." in refused.stderr and not refused.stdout
-        assert subprocess.run([*command, "free"], capture_output=True, text=True).stdout == "held\n"
+        found = subprocess.run([sys.executable, "-c", code, str(sessions.folder)], capture_output=True, text=True)
+        assert "session mine is open already, here or in another process." in found.stderr
+        assert found.stdout == "held free\n"
     with sessions.locked("mine") as stored:
         assert stored.state.tokens == [1, 2, 3]
 
