@@ -117,7 +117,8 @@ def smollm2() -> Path:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Library, sessions and configuration of every test are its own, and no model but its own has a name."""
+    """Library, sessions and configuration of every test are its own, and no model but its own has a name; no write
+    waits for the disk."""
     folder = tmp_path / "home"
     monkeypatch.setenv("NOTES_HOME", str(folder))
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
@@ -125,6 +126,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stores = ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
     for name in (*stores, "NOTES_MODEL", "NOTES_RPC", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # each takes 16 ms, and no test pulls the plug
     return folder
 
 

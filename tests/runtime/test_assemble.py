@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference import nmse
 
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.sequence import run
@@ -34,9 +35,10 @@ NO_SYSTEM = (
 BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content, no word of its own
 
 
-@pytest.mark.parametrize("system", [None, "Be kind."])
-@pytest.mark.parametrize("template", ["chatml", None, BARE])
-@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("system", "template", "bos"),
+    [(None, "chatml", False), ("Be kind.", "chatml", True), ("Be kind.", None, True), (None, BARE, True)],
+)
 def test_the_same_tokens_either_way(
     make_workspace: MakeWorkspace, skill: Skill, system: str | None, template: str | None, bos: bool
 ) -> None:
@@ -77,12 +79,13 @@ def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace,
 
 @pytest.mark.parametrize(
     ("kind", "template", "place"),
-    [*((kind, "chatml", "early") for kind in ("llama", "gemma3", "mistral3")), ("llama", NO_SYSTEM, "late")],
+    [*((kind, "chatml", "early") for kind in ("llama", "gemma3")), ("llama", NO_SYSTEM, "late")],
 )
 def test_no_seam_where_the_left_context_is_that_of_the_compile(
     make_workspace: MakeWorkspace, skill: Skill, kind: str, template: str, place: str
 ) -> None:
-    """The first skill without system text, or, without a system role, in a question: all of it is reused, exactly."""
+    """The first skill without system text, or, without a system role, in a question: all of it is reused, exactly.
+    Elsewhere keys are rotated: without that they are farther from the recompute."""
     workspace = make_workspace(kind, **({} if template == "chatml" else {"template": template}))
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], place=place)
@@ -90,21 +93,10 @@ def test_no_seam_where_the_left_context_is_that_of_the_compile(
     assert (at_home.count("seam"), at_home.count("spliced")) == (0, len(segment))
     found, wanted = at_home.logits(), assemble(workspace, prompt, splice=False).logits()
     np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
-    moved = assemble(workspace, replace(prompt, system="Be kind."))
+    behind = replace(prompt, system="Be kind to everyone who asks.")
+    moved, wanted = assemble(workspace, behind), assemble(workspace, behind, splice=False).logits()
     assert (moved.count("seam"), moved.count("spliced")) == (DEFAULT_SEAM, len(segment) - DEFAULT_SEAM)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Skill, kind: str) -> None:
-    """The control: unrotated keys are farther from the recompute than rotated ones."""
-    workspace = make_workspace(kind)
-    segment = compile_skill(workspace, skill)
-    prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
-    wanted = assemble(workspace, prompt, splice=False).logits()
-    near, far = (
-        float(((assemble(workspace, prompt, rotate=turn).logits() - wanted) ** 2).sum()) for turn in (True, False)
-    )
-    assert near < far
+    assert nmse(moved.logits(), wanted) < nmse(assemble(workspace, behind, rotate=False).logits(), wanted)
 
 
 def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -136,8 +128,9 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
         assert np.array_equal(one.v, other.v)
 
 
-@pytest.mark.parametrize("template", ["chatml", None, NO_SYSTEM])
-@pytest.mark.parametrize("turns", [(), [("Who?", "You.")]], ids=len)
+@pytest.mark.parametrize(
+    ("template", "turns"), [("chatml", [("Who?", "You.")]), (None, ()), (NO_SYSTEM, [("Who?", "You.")])]
+)
 def test_placed_late(
     make_workspace: MakeWorkspace, skill: Skill, template: str | None, turns: Sequence[tuple[str, str]]
 ) -> None:

@@ -23,12 +23,10 @@ from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED, compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeWorkspace
 
-FEES = Skill("fees", "", "fee: 12\nThe fee is due at once, and in full, by everybody.", (), "-")
 SYSTEM = "Be kind, and brief."
 
 pytestmark = pytest.mark.patches("recurrent")
@@ -62,6 +60,8 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
     with assemble(workspace, prompt) as seq:
         assert seq.count("spliced") == 0 and UNTRUSTED in why(seq.pieces[1])
     with workspace.with_carry(True), assemble(workspace, prompt) as seq:
+        dry = assemble(workspace, prompt, dry=True)
+        assert dry.pieces == seq.pieces and dry.tokens.tolist() == seq.tokens.tolist()
         seam, rest = [piece for piece in seq.pieces if piece.name == "returns"]
         assert (seam.how, seam.tokens, seam.reason) == ("seam", segment.carry.seam, Reason.OTHER_CONTEXT)
         assert (rest.how, rest.tokens, rest.reason) == ("spliced", len(segment) - seam.tokens, Reason.CARRIED)
@@ -69,17 +69,6 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
         assert rest.moved == seam.position - segment.base > 0
     with assemble(workspace, prompt) as seq:
         assert seq.count("spliced") == 0
-
-
-def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    prompt = Prompt(
-        "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
-    )
-    with workspace.with_carry(True):
-        dry, done = assemble(workspace, prompt, dry=True), assemble(workspace, prompt)
-        dry.flush()
-        assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
-        done.close()
 
 
 def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segment) -> None:

@@ -57,27 +57,30 @@ def opened(model_file: Callable[[str], Path]) -> Open:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["notes-tiny", "qwen3moe-moe", "gemma3-dense", "deepseek2-moe", "gptneox-dense", "jamba-dense", "hrm_text-dense"],
+    ("model", "turn"), [("notes-tiny", 0), ("qwen3moe-moe", 1), ("deepseek2-moe", 2), ("jamba-dense", 3)]
 )
-def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str) -> None:
-    """Every kind, in single layers and in all: exactly the broken tensors are named, and none of the intact segment."""
+def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str, turn: int) -> None:
+    """Every kind, each in one place: exactly the broken tensors are named, and none of the intact segment. (All places
+    and architectures: `make faults`.)"""
     path, seen = tmp_path / "a.gguf", 0
     with opened(model) as workspace:
         segment = compile_skill(workspace, SKILL)
         assert check_rows(workspace, segment).right
-        for number, (kind, place) in enumerate((kind, place) for kind in KINDS for place in PLACES):
+        for number, kind in enumerate(KINDS):
+            place = PLACES[(number + turn) % len(PLACES)]
             found = mutant(workspace, segment, kind, place, ("K", "V", "KV")[number % 3], number)
             found = found or mutant(workspace, segment, kind, place, "K", number)
             if found is not None:
                 write_segment(path, found.segment)
                 assert not missed(check_rows(workspace, open_segment(path)), found), str(found)
                 seen += 1
-    assert seen >= 20
+    assert seen >= 5
 
 
-@pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense", "minicpm3-dense", "falcon-h1-dense"])
-@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize(
+    ("model", "flash"),
+    [("notes-tiny", "on"), ("notes-tiny", "off"), ("minicpm3-dense", "on"), ("falcon-h1-dense", "on")],
+)
 def test_another_order_of_the_same_computation_is_right(opened: Open, model: str, flash: str) -> None:
     """Other micro-batches, threads and flash attention than in the check; and rows spliced at other positions."""
     with opened(model, flash_attention="off", n_ubatch=33, n_threads=2) as workspace:
@@ -88,20 +91,21 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
         assert bool(check.unchecked) is segment.prefix_only
 
 
-@pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense"])
-def test_blocks_are_computed_as_they_are_compiled(opened: Open, model: str) -> None:
+def test_blocks_are_computed_as_they_are_compiled(opened: Open) -> None:
     """Each after the left context alone and then moved: decoded in place, its rows would differ by more."""
-    with opened(model, n_ubatch=50) as workspace:
+    with opened("notes-tiny", n_ubatch=50) as workspace:
         segment = compile_skill(workspace, parse_skill(TEXTS[1], source="x", default="x"), blocks=2)
-    with opened(model) as workspace:
+    with opened("notes-tiny") as workspace:
         check = check_rows(workspace, segment, (segment.base, 300))
         assert len(segment.blocks) == 2 and check.right, check.reason
+        assert not check_rows(workspace, replace(segment, blocks=(), moves=())).right  # as a single text
         found = mutant(workspace, segment, "keys one position off", "last", "K", 1)
         assert found and not missed(check_rows(workspace, found.segment), found)
 
 
-@pytest.mark.parametrize("cache", [("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "f32")])
-@pytest.mark.parametrize("kv", ["f16", "q8_0"])
+@pytest.mark.parametrize(
+    ("cache", "kv"), [(("q8_0", "q8_0"), "q8_0"), (("q4_0", "f16"), "f16"), (("f32", "f32"), "q8_0")]
+)
 def test_quantized_rows_are_right(opened: Open, cache: tuple[str, str], kv: str) -> None:
     """Rounding in the file or in the cache is no error, at any place."""
     with opened("notes-tiny", type_k=cache[0], type_v=cache[1]) as workspace:
@@ -283,20 +287,18 @@ def test_forged_rows_are_refused(
     assert change is not swapped or import_segment(workspace, shared, trust=True).how == "rows"
 
 
-def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace, shared: Path) -> None:
-    """The readable text of the file is imported, whatever its tokens are."""
+def test_where_the_text_gives_other_tokens_it_is_compiled(
+    workspace: Workspace, make_workspace: MakeWorkspace, shared: Path
+) -> None:
+    """By another model, or because it is not that of the tokens: the readable text of the file is imported."""
+    done = import_segment(make_workspace("qwen2"), shared, name="other")
+    assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
     segment = open_segment(shared)
+    assert open_segment(done.path).text == RETURNS.text == segment.text
     write_segment(shared, replace(segment, text=segment.text.replace("gold", "iron"), fields=()))
     done = import_segment(workspace, shared)
     assert (done.how, done.reasons) == ("text", ("its text gives other tokens here",))
     assert "tier: iron" in peek(done.path).text
-
-
-def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: Path) -> None:
-    other = make_workspace("qwen2")
-    done = import_segment(other, shared)
-    assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
-    assert open_segment(done.path).text == RETURNS.text
 
 
 def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
@@ -307,17 +309,6 @@ def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tm
     write_segment(tmp_path / "a.gguf", forged)
     with refused(SegmentError, "layer 0, state of the recurrence: off by 0.1"):
         import_segment(workspace, tmp_path / "a.gguf", name="forged")
-
-
-def test_blocks_are_checked_each_after_the_left_context(workspace: Workspace, tmp_path: Path) -> None:
-    """A segment in blocks is valid without attention between them; as a single text it would not be."""
-    segment = compile_skill(workspace, parse_skill(TEXT.replace(". ", ".\n"), source="x", default="x"), blocks=3)
-    assert len(segment.blocks) == 3
-    write_segment(tmp_path / "whole.gguf", replace(segment, blocks=(), moves=()))
-    with refused(SegmentError, "does not hold what this model computes"):
-        import_segment(workspace, tmp_path / "whole.gguf")
-    write_segment(tmp_path / "blocks.gguf", segment)
-    assert import_segment(workspace, tmp_path / "blocks.gguf").how == "rows"
 
 
 def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tmp_path: Path) -> None:

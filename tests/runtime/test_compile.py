@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,7 +253,7 @@ def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> No
     assert compile_to_library(workspace, written(new, "date: 2")).reasons == ("the text has changed",)
 
 
-TEXT = "".join(f"Rule {number} is said here.\n" for number in range(40))
+TEXT = "".join(f"Rule {number} is said here.\n" for number in range(20))
 
 
 def text_of(words: str) -> Skill:
@@ -272,7 +271,7 @@ def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) ->
     workspace = make_workspace(n_ctx=4096)
     path = compile_to_library(workspace, text_of(TEXT)).path
     before = open_segment(path)
-    changed = text_of(TEXT.replace("Rule 36", "Rule 99"))
+    changed = text_of(TEXT.replace("Rule 18", "Rule 99"))
     done = compile_to_library(workspace, changed)
     kept = done.tokens - done.decoded
     assert 0.8 * done.tokens < kept < done.tokens
@@ -286,14 +285,9 @@ def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) ->
 def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorkspace) -> None:
     workspace = make_workspace(n_ctx=4096)
     known = compile_skill(workspace, text_of(TEXT))
-    other = replace(known, context=known.context[::-1].copy())
-    context = workspace.context
-    assert (
-        compiling_module.shared_prefix_length(context, known, known) == len(known)
-        and compiling_module.shared_prefix_length(context, known, other) == 0
-    )
-    elsewhere = replace(known, backend="")
-    assert compiling_module.shared_prefix_length(context, known, elsewhere) == 0
+    other, elsewhere = replace(known, context=known.context[::-1].copy()), replace(known, backend="")
+    for found, count in ((known, len(known)), (other, 0), (elsewhere, 0)):
+        assert compiling_module.shared_prefix_length(workspace.context, known, found) == count
 
 
 def stop(done: int, total: int) -> None:
@@ -319,7 +313,7 @@ def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> 
     assert not path.exists() and not workspace.library.names()
     part = open_segment(checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
-    assert len(part) > 300 and done.decoded == done.tokens - len(part)
+    assert len(part) > 200 and done.decoded == done.tokens - len(part)
     assert same_rows(part, open_segment(path), len(part)) and not checkpoint_path(path).exists()
     whole = open_segment(path).prefill
     assert part.prefill and whole and done.seconds is not None and done.seconds > 0
@@ -341,24 +335,28 @@ def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -
     assert open_segment(path).prefill is not None
 
 
-@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing", "damage"])
-def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
+def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path]) -> None:
     """A checkpoint only saves time, so nothing fails, and nothing waits for it."""
     workspace, path = interrupted
     part = checkpoint_path(path)
     data = bytearray(part.read_bytes())
     data[-100] ^= 1
     moved = part.rename(part.with_name("moved"))
-    {
-        "folder": part.mkdir,
-        "pipe": lambda: os.mkfifo(part),
-        "link": lambda: part.symlink_to(moved),
-        "link to itself": lambda: part.symlink_to(part),
-        "nothing": part.touch,
-        "damage": lambda: part.write_bytes(data),
-    }[what]()
-    done = compile_to_library(workspace, text_of(TEXT))
-    assert done.decoded == done.tokens and open_segment(path).text == TEXT
+    for make in (
+        part.mkdir,
+        lambda: os.mkfifo(part),
+        lambda: part.symlink_to(moved),
+        lambda: part.symlink_to(part),
+        part.touch,
+        lambda: part.write_bytes(data),
+    ):
+        make()
+        done = compile_to_library(workspace, text_of(TEXT))
+        assert done.decoded == done.tokens and open_segment(path).text == TEXT
+        path.unlink()
+        if part.is_dir():
+            part.rmdir()
+        part.unlink(missing_ok=True)
 
 
 def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], tmp_path: Path) -> None:
@@ -389,11 +387,8 @@ def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> lis
     return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm3", "lfm2"])
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(("kind", "blocks"), [("llama", 2), ("gemma3", 1), ("smollm3", 2), ("lfm2", 1)])
 def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, kind: str, blocks: int) -> None:
-    if kind == "lfm2" and blocks > 1:
-        blocks = 1  # its rows cannot be moved
     alone = [files(make_workspace(kind, n_ctx=256), [skill], blocks=blocks)[0] for skill in SKILLS]
     workspace = make_workspace(kind, n_ctx=256)
     with workspace.compiling():
@@ -447,22 +442,13 @@ def test_the_context_is_as_large_as_for_one_alone(make_workspace: MakeWorkspace)
         assert files(workspace, [full]) == alone and workspace.options.n_ctx == 256
 
 
-def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace) -> None:
     """After an interrupt in the second, the first exists, the third is not started, and the next run continues."""
     workspace = make_workspace(n_ubatch=32)
-
-    def stopping(number: int) -> Callable[[int, int], None]:
-        def stop(done: int, total: int) -> None:
-            if number == 1 and done > 40:
-                raise KeyboardInterrupt
-
-        return stop
-
-    made: list[Path] = []
     with pytest.raises(KeyboardInterrupt), workspace.compiling():
-        for number, skill in enumerate(SKILLS):
-            made.append(compile_to_library(workspace, skill, progress=stopping(number)).path)
-    assert len(made) == 1 and workspace.context.n_leased == 0
+        compile_to_library(workspace, SKILLS[0])
+        compile_to_library(workspace, SKILLS[1], progress=stop)
+    assert workspace.context.n_leased == 0
     with workspace.compiling():
         done = [compile_to_library(workspace, skill) for skill in SKILLS]
     assert [bool(one.reasons) for one in done] == [False, True, True]
@@ -497,8 +483,7 @@ def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
     assert bits(open_segment(back.path)) == bits(exact)
 
 
-@pytest.mark.parametrize("kv", SMALL)
-@pytest.mark.parametrize("blocks", [None, 3])
+@pytest.mark.parametrize(("kv", "blocks"), [*zip(SMALL, (None, 3), strict=True)])
 def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int | None) -> None:
     """The rows of a changed text equal those of a fresh compile. The control: an f16 file's are used."""
     changed = rules_of(RULES.replace("Rule 11", "Rule 99"))

@@ -44,9 +44,13 @@ def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[KVSequenc
     return sequence, sequence.logits()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "gpt2"])
-@pytest.mark.parametrize("system", [None, "Be kind."])
-@pytest.mark.parametrize("order", [("returns",), ("fees", "returns")])
+@pytest.mark.parametrize(
+    ("kind", "system", "order"),
+    [
+        *((kind, None, ("fees", "returns")) for kind in ("llama", "lfm2", "gpt2")),
+        *((kind, "Be kind.", ("returns",)) for kind in ("gemma3", "lfm2")),
+    ],
+)
 def test_logits_are_those_of_a_prefill(
     make_workspace: MakeWorkspace, skill: Skill, kind: str, system: str | None, order: Sequence[str]
 ) -> None:
@@ -97,9 +101,10 @@ class Turns:
         return logits, length
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-@pytest.mark.parametrize("spliced", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "spliced", "exact"),
+    [("llama", True, True), ("qwen3", False, True), ("gpt2", False, True), ("llama", False, False)],
+)
 def test_later_turns_have_the_bits_of_a_prefill(
     make_workspace: MakeWorkspace, skill: Skill, kind: str, spliced: bool, exact: bool
 ) -> None:
@@ -116,7 +121,6 @@ def test_later_turns_have_the_bits_of_a_prefill(
         [FIRST, "Yes.", SECOND, "No.", "Why?"],
         [FIRST, "No.", SECOND, "No.", "Why?"],
         [FIRST, "No.", SECOND[:-60] + FIRST[-40:]],
-        [FIRST],
         [FIRST],
         [f"{FIRST} Why?"],
     ):
@@ -169,7 +173,7 @@ def test_rows_that_a_prefill_would_not_compute(
         assert piece.how == "decoded" and reason in why(piece)
 
 
-@pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on"), ("off", "off")])
+@pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on")])
 def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled: str, asked: str) -> None:
     """With flash attention switched rows round otherwise: they are decoded, and the logits are those of a prefill."""
     file = make_model("qwen3")
@@ -181,10 +185,8 @@ def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled:
         _, wanted = logits(workspace, prompt, splice=False)
         exact, found = logits(workspace, prompt, exact=True)
         [piece] = [one for one in exact.pieces if one.kind == "splice"]
-        assert piece.how == ("spliced" if compiled == asked else "decoded")
-        if compiled != asked:
-            assert np.array_equal(found, wanted)
-            assert f"flash attention {compiled}" in why(piece) and f"flash attention {asked}" in why(piece)
+        assert piece.how == "decoded" and np.array_equal(found, wanted)
+        assert f"flash attention {compiled}" in why(piece) and f"flash attention {asked}" in why(piece)
 
 
 def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) -> None:

@@ -127,8 +127,7 @@ def test_the_answer_is_told_from_the_chain(
     assert shown(sequence).endswith(between)
 
 
-@pytest.mark.parametrize("template", [SWITCH, OPENED, HARMONY, RESPONSE])
-@pytest.mark.parametrize("limit", [0, 5])
+@pytest.mark.parametrize(("template", "limit"), [(OPENED, 0), (SWITCH, 5), (HARMONY, 0), (RESPONSE, 5)])
 def test_a_mark_at_the_limit(make_workspace: MakeWorkspace, script: Script, template: str, limit: int) -> None:
     """Endless reasoning is ended, at once with a limit of zero, and the answer can begin."""
     workspace = make_workspace(template=template)
@@ -141,7 +140,7 @@ def test_a_mark_at_the_limit(make_workspace: MakeWorkspace, script: Script, temp
     assert len(sequence.logits()) == workspace.model.n_vocab
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba", "gpt2"])
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "gpt2"])
 def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Script, kind: str) -> None:
     """If the model stops without its mark, it is inserted, and the reasoning counts as complete, in any cache."""
     workspace = make_workspace(kind, template=SWITCH)
@@ -157,12 +156,7 @@ def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Scri
     ("close", "answer", "rest", "between"),
     [
         ("<|im_start|>", "B", "", "A<|im_start|>\nB"),  # matched though it prints as nothing
-        (
-            "<",
-            " B",
-            "|im_start|>",
-            "A<|im_start|> B",
-        ),  # the end of the token is part of the answer, nothing is inserted
+        ("<", " B", "|im_start|>", "A<|im_start|> B"),  # the rest of the token is part of the answer
     ],
 )
 def test_a_mark_in_a_special_token(
@@ -253,7 +247,8 @@ def returns(shipped: Workspace) -> Prompt:
 
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
-    """That is the answer: nothing more is generated, and choices are decided where they are named."""
+    """That is the answer: nothing more is generated, and choices are decided where they are named. Others are weighed
+    at the end of the sequence, also if the answer follows the reasoning."""
     sequence = assemble(shipped, returns, room=300)
     thought = run_thinking(shipped, sequence, 200)
     assert thought.text.endswith("So the return is accepted.") and thought.finished
@@ -263,30 +258,19 @@ def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, re
     wanted = sequence.logits()
     decision = run_deciding(shipped, sequence, ["refused", "accepted", "reviewed"], thought)
     assert decision.choice == "accepted" and decision.probabilities["accepted"] > 0.9
+    assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
+    thought = ReasoningTrace("Well.", 1, True)
+    assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
     assert (sequence.tokens.tolist(), sequence.pieces) == (tokens, pieces)  # as it was
     np.testing.assert_allclose(sequence.logits(), wanted, atol=0.02 * float(np.abs(wanted).max()))
-
-
-def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: Prompt) -> None:
-    """Even without any reasoning: the model's own last words are inserted, and the result is marked as cut."""
-    for limit in (0, 6):
+    for limit in (0, 6):  # cut short, it ends with the model's own last words, and is marked as cut
         sequence = assemble(shipped, returns, room=300)
         thought = run_thinking(shipped, sequence, limit)
         assert not thought.finished and thought.answer in ("accepted", "refused")
         assert run_deciding(shipped, sequence, ["accepted", "refused"], thought).choice == thought.answer
 
 
-def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
-    """They are weighed at the end of the sequence; also if the answer follows the reasoning."""
-    sequence = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, sequence, 200)
-    assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
-    thought = ReasoningTrace("Well.", 1, True)
-    assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
-
-
-@pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
-@pytest.mark.parametrize("template", [SWITCH, UNAWARE])
+@pytest.mark.parametrize(("kind", "template"), [("llama", SWITCH), ("llama", UNAWARE), ("mamba", UNAWARE)])
 def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str, kind: str) -> None:
     """Only the answer is constrained by the grammar. Not so for recurrent states, which cannot be rolled back."""
     workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))

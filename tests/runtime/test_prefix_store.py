@@ -96,8 +96,8 @@ def stored(workspace: Workspace) -> Cached:
 @pytest.mark.parametrize(
     ("kind", "types"),
     [
-        *((kind, ("f16", "f16")) for kind in ("llama", "qwen3", "gemma3", "phi3", "mistral3", "gpt2", "lfm2", "mamba")),
-        *(("qwen3", types) for types in (("f32", "f32"), ("bf16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q5_1"))),
+        *((kind, ("f16", "f16")) for kind in ("gemma3", "mistral3", "gpt2", "lfm2", "mamba")),
+        *(("qwen3", types) for types in (("bf16", "f32"), ("q8_0", "q8_0"), ("q4_0", "q5_1"))),
         ("lfm2", ("q8_0", "q8_0")),
     ],
 )
@@ -238,8 +238,10 @@ def test_a_failed_save_keeps_the_rest(workspace: Workspace, monkeypatch: pytest.
     assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == 2 * BLOCK
 
 
-@pytest.mark.parametrize("kind", ["llama", "lfm2"])
-@pytest.mark.parametrize("error", [EngineError("for this test"), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("llama", MemoryError()), ("llama", KeyboardInterrupt()), ("lfm2", EngineError("for this test"))],
+)
 def test_a_failed_restore_leaves_nothing_half_filled(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch, kind: str, error: BaseException
 ) -> None:
@@ -274,18 +276,12 @@ def test_a_failed_restore_leaves_nothing_half_filled(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Path, whole: bool) -> None:
-    """The control keeps all rows."""
-    with Workspace(make_model("gemma3"), ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole)) as workspace:
-        cached = stored(workspace)
-        assert cached.store.count == (3 if whole else 0)
-
-
-@pytest.mark.parametrize("whole", [True, False])
 def test_a_prefix_whose_window_is_gone_is_not_continued(make_model: MakeModel, home: Path, whole: bool) -> None:
-    """It is decoded, with the logits of a fresh context; after its end, where the window is, it is continued."""
+    """Nor stored: it is decoded, with the logits of a fresh context; after its end, where the window is, it is
+    continued. The control keeps all rows."""
     options = ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole, n_ubatch=64)
     with Workspace(make_model("gemma3"), options) as workspace:
+        assert stored(workspace).store.count == (3 if whole else 0)
         cached = Cached(workspace)
         cached.prefill(TEXT)
         for length, expected in ((200, 200 if whole else 0), (len(TEXT), len(TEXT))):
@@ -399,7 +395,7 @@ def test_runs_cover_what_is_known() -> None:
     sources = [random_tokens(4, 500), random_tokens(5, 300), np.zeros(200, np.int32), random_tokens(6, 10)]
     known = {source[at : at + SHORTEST].tobytes() for source in sources for at in range(len(source) - SHORTEST + 1)}
     covered = 0
-    for _ in range(50):
+    for _ in range(20):
         parts = []
         while sum(map(len, parts)) < 1000:
             source = sources[random.integers(0, 3)]
@@ -418,7 +414,7 @@ def test_runs_cover_what_is_known() -> None:
                 inside = any(first <= at and at + SHORTEST <= last for first, last in spans)
                 assert not inside or tokens[at : at + SHORTEST].tobytes() not in known
         covered += sum(map(len, runs))
-    assert covered > 10_000
+    assert covered > 4_000
 
 
 def test_the_longest_and_the_first_source_is_taken() -> None:
@@ -485,8 +481,7 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
     return float(errors[0]), float(errors[-1])
 
 
-@pytest.mark.parametrize("change", CHANGED)
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("change", "compiled"), [*zip(CHANGED, (True, False) * 2, strict=True)])
 def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
     """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
     segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
@@ -545,7 +540,7 @@ def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, va
     assert [any(one.run.start < field for one in runs), any(one.run.start > field for one in runs)] == reused
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("change", ["a line above", "a paragraph removed"])
 def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
     """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
     near, exact = prompts.layout(CHANGED[change]), prompts.layout(CHANGED[change], "exact")
@@ -597,28 +592,19 @@ def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> 
     assert worst(prompts, layout, sequence)[0] < 0.02
 
 
-def test_rows_are_moved_a_few_times_only(prompts: Prompts) -> None:
-    """Each move rounds keys: after MOVES of them, the text is decoded again."""
-    assert moves_of(prompts, MOVES + 1) == [*range(2, MOVES + 1), 0, 2]
-
-
-def test_quantized_keys_are_moved_once(make_model: MakeModel) -> None:
-    options = ContextOptions(n_ctx=4096, n_threads=1, type_k="q8_0")
-    with Workspace(make_model("qwen3"), options) as workspace:
+@pytest.mark.parametrize(
+    ("type_k", "moved"), [("f16", [*range(2, MOVES + 1), 0, 2]), ("q8_0", [2, 0, 2])], ids=["f16", "q8_0"]
+)
+def test_rows_are_moved_a_few_times_only(make_model: MakeModel, type_k: str, moved: list[int]) -> None:
+    """Each move rounds keys: after MOVES of them, and after one where they are quantized, the text is decoded again.
+    Only the last prompt is a source; its lowest origin, without the sign, is the number."""
+    with Workspace(make_model("qwen3"), ContextOptions(n_ctx=4096, n_threads=1, type_k=type_k)) as workspace:
         prompts = Prompts(workspace)
-        prompts.assembled(prompts.layout(BASE), keep=True)
-        assert moves_of(prompts, 3) == [2, 0, 2]
-
-
-def moves_of(prompts: Prompts, number: int) -> list[int]:
-    """Return the lowest origin, without its sign, of each of so many prompts of which only the last one is a source."""
-    moved = []
-    for version in range(number):
-        prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
-        for cached in prompts.prefixes.entries[:-1]:
-            prompts.prefixes.drop(cached)
-        moved.append(-int(prompts.prefixes.entries[0].origins.min()))
-    return moved
+        for version in range(len(moved) + 1):
+            prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
+            for cached in prompts.prefixes.entries[:-1]:
+                prompts.prefixes.drop(cached)
+            assert version == 0 or -int(prompts.prefixes.entries[0].origins.min()) == moved[version - 1]
 
 
 def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) -> None:
@@ -631,7 +617,7 @@ def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) 
     assert not prompts.plan(prompts.layout(CHANGED["a line above"]))[3]
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3", "mistral3", "gpt2", "lfm2", "mamba"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3", "gpt2", "lfm2"])
 def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace, kind: str) -> None:
     """Sliding windows that keep all rows can; recurrent states, learned positions and stretches of positions cannot."""
     prompts = Prompts(make_workspace(kind, n_ctx=4096, **({"trained": 4096} if kind == "gpt2" else {})))
@@ -640,7 +626,7 @@ def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace,
     wanted = prompts.prefill(layout).logits()
     sequence = prompts.assembled(layout)
     near = sum(piece.tokens for piece in sequence.pieces if piece.reason is Reason.NEAR)
-    if kind in ("gemma3", "qwen3"):
+    if kind == "gemma3":
         assert near > len(layout) / 2 and worst(prompts, layout, sequence)[0] < 0.02
     else:
         assert near < len(layout) / 2  # those of mistral3 may stay within a stretch

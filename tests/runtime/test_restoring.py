@@ -17,7 +17,6 @@ from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.errors import DamagedError
 from notes_cli.explanations import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
-from notes_cli.measure.verify import verify
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import UNTRUSTED, compile_skill
 from notes_cli.runtime.generate import decide
@@ -30,7 +29,6 @@ from notes_cli.text.skill import Skill
 from ..conftest import MakeWorkspace
 
 WHOLE = ["lfm2", "mamba", "gpt2"]  # a hybrid, a recurrent one, one with learned positions
-FEES = Skill("fees", "", "fee: 12", (), "-")
 ERRATUM = Erratum("date", "2026-07-01", "date=2026-07-01")
 BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins with the content: no left context
 
@@ -117,14 +115,6 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
     np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens))
 
 
-def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
-    seq = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
-    found = seq.logits()
-    assert [(p.name, p.how) for p in seq.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
-    assert "preceded by a different context" in next(why(p) for p in seq.pieces if p.name == "fees")
-    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment)))
-
-
 @pytest.mark.parametrize("bos", [False, True])
 def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp_path: Path, bos: bool) -> None:
     """A template that begins with the skill: a segment is still stored whole, on disk too, and is restored."""
@@ -179,15 +169,6 @@ def test_rows_that_can_move_now(make_workspace: MakeWorkspace, skill: Skill, mon
     assert not workspace.open(path).prefix_only
 
 
-def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
-    """At the start of the prompt it is exact and nothing moves; after a system text nothing is reused."""
-    restored = verify(workspace, Prompt("", [segment], [ERRATUM]), ["Why?"], choices=["a", "b"]).cases
-    assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
-    assert all(case.cosine > 0.9999 and case.same_decision and not case.moved for case in restored)
-    behind = verify(workspace, Prompt("", [segment], system="Be kind."), ["Why?"], choices=["a", "b"]).cases[0]
-    assert (behind.spliced, behind.moved, behind.kl) == (0, False, 0)
-
-
 # ---- rows that may be moved, but not everywhere
 
 
@@ -209,8 +190,9 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
 # ---- caches of other types
 
 
-@pytest.mark.parametrize("types", [("q8_0", "q8_0"), ("q4_0", "q4_0"), ("bf16", "bf16"), ("q8_0", "f16")])
-@pytest.mark.parametrize("kind", ["lfm2", "gemma3", "qwen3"])
+@pytest.mark.parametrize(
+    ("kind", "types"), [("lfm2", ("q8_0", "f16")), ("gemma3", ("q4_0", "q4_0")), ("qwen3", ("bf16", "bf16"))]
+)
 def test_one_segment_serves_every_cache_but_f32(
     make_model: Callable[..., Path], make_workspace: MakeWorkspace, skill: Skill, kind: str, types: tuple[str, str]
 ) -> None:

@@ -108,9 +108,13 @@ def returns(workspace: Workspace) -> Segment:
     return compile_skill(workspace, parse_skill(text, source="returns.txt", default="returns"))
 
 
-@pytest.mark.parametrize("value", [NEW, "the first of July"], ids=["same length", "longer"])
-@pytest.mark.parametrize("choices", [None, ["yes", "no"]], ids=["text", "choices"])
-@pytest.mark.parametrize("chosen", ["field", "field+erratum"])
+@pytest.mark.parametrize(
+    ("value", "choices", "chosen"),
+    [
+        *((NEW, None, chosen) for chosen in ("field", "field+erratum")),
+        *(("the first of July", ["yes", "no"], chosen) for chosen in ("field", "field+erratum")),
+    ],
+)
 def test_the_prompt_is_that_of_the_chosen_method(
     workspace: Workspace,
     returns: Segment,

@@ -49,19 +49,21 @@ def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
     assert "0002.gguf are missing" in second.what and second.mend is None
 
 
-@pytest.mark.parametrize("way", ["letter", "cut", "empty", "gone"])
-def test_a_ledger_that_is_damaged(sessions: Sessions, way: str) -> None:
+def test_a_ledger_that_is_damaged(sessions: Sessions) -> None:
     """The damage is reported, nothing is repaired, and no K/V file counts as a leftover."""
     ledger = sessions.folder / "mine" / LEDGER
     data = ledger.read_bytes()
-    ledger.write_bytes({"letter": data.replace(b"Why?", b"Who?"), "cut": data[:-20]}.get(way, b""))
-    if way == "gone":
-        ledger.unlink()
-    before = snapshot(ledger.parent)
-    (finding,) = found(sessions)
-    why = {"letter": "line 2 is not as it was written", "cut": "it ends within line 3 of 3", "empty": "it is empty"}
-    assert finding.kind == "damaged" and finding.mend is None and why.get(way, "is missing") in finding.what
-    assert snapshot(ledger.parent) == before
+    for damaged, why in (
+        (data.replace(b"Why?", b"Who?"), "line 2 is not as it was written"),
+        (data[:-20], "it ends within line 3 of 3"),
+        (b"", "it is empty"),
+        (None, "is missing"),
+    ):
+        ledger.unlink() if damaged is None else ledger.write_bytes(damaged)
+        before = snapshot(ledger.parent)
+        (finding,) = found(sessions)
+        assert finding.kind == "damaged" and finding.mend is None and why in finding.what
+        assert snapshot(ledger.parent) == before
 
 
 def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) -> None:
@@ -92,9 +94,9 @@ def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
 
 
 def test_what_no_line_needs_goes(sessions: Sessions) -> None:
-    """Half a line, K/V of a line that was never written and temporary files are removed; foreign files stay. A sound
-    session has no findings."""
-    folder = sessions.folder / "mine"
+    """Half a line, K/V of a line that was never written, temporary files, imports and forks that were killed are
+    removed; foreign files stay. A sound session has no findings, and one in use is not checked."""
+    folder, others = sessions.folder / "mine", [sessions.folder / name for name in (".new.import", "fork", "kept")]
     before = snapshot(folder)
     assert found(sessions) == [] and snapshot(folder) == before
     assert found(Sessions(sessions.folder / "none")) == []
@@ -103,34 +105,18 @@ def test_what_no_line_needs_goes(sessions: Sessions) -> None:
     for name in ("0009.gguf", f".{LEDGER}.abc.tmp", "letter.txt"):
         (folder / name).write_text("x")
         (folder / name).chmod(0o600)
-    findings = {one.path.name: one for one in found(sessions)}
-    assert set(findings) == {LEDGER, f".{LEDGER}.abc.tmp", "0009.gguf"} and "its last 10 bytes" in findings[LEDGER].what
-    for one in findings.values():
-        assert one.kind == "leftover" and one.mend
-        one.mend()
-    assert snapshot(folder) == before | {"letter.txt": b"x"} and found(sessions) == []
-
-
-def test_imports_and_forks_that_were_killed(sessions: Sessions) -> None:
-    """In folders without a ledger, session files are removed, and other files stay."""
-    (sessions.folder / ".new.import").mkdir()
-    (sessions.folder / ".new.import" / "0001.gguf").write_text("x")
-    (sessions.folder / "fork").mkdir()
-    (sessions.folder / "fork" / "0001.gguf").write_text("x")
-    (sessions.folder / "kept").mkdir()
-    (sessions.folder / "kept" / "letter.txt").write_text("x")
-    findings = {one.path.name: one for one in found(sessions)}
-    assert set(findings) == {".new.import", "fork", "kept"}
-    for one in findings.values():
-        assert one.mend
-        one.mend()
-    assert not (sessions.folder / ".new.import").exists() and not (sessions.folder / "fork").exists()
-    assert (sessions.folder / "kept" / "letter.txt").exists() and sessions.names() == ["mine"]
-
-
-def test_a_session_that_another_one_uses(sessions: Sessions) -> None:
-    """It is reported as busy and not checked: its next K/V file exists before its line."""
-    (sessions.folder / "mine" / "0009.gguf").write_text("x")
     with sessions.locked("mine"):
-        (finding,) = found(sessions)
-    assert finding.kind == "busy" and finding.mend is None
+        (busy,) = found(sessions)
+    assert busy.kind == "busy" and busy.mend is None
+    for other in others:
+        other.mkdir()
+        (other / ("letter.txt" if other.name == "kept" else "0001.gguf")).write_text("x")
+    findings = {one.path.name: one for one in found(sessions)}
+    assert set(findings) == {LEDGER, f".{LEDGER}.abc.tmp", "0009.gguf", *(other.name for other in others)}
+    assert "its last 10 bytes" in findings[LEDGER].what
+    for one in findings.values():
+        assert one.kind in ("leftover", "orphan") and one.mend
+        one.mend()
+    assert snapshot(folder) == before | {"letter.txt": b"x"}
+    assert [other.exists() for other in others] == [False, False, True] and snapshot(others[2]) == {"letter.txt": b"x"}
+    assert sessions.names() == ["mine"]

@@ -52,13 +52,13 @@ def is_before_question(session: Session) -> bool:
     return text.count("The user likes long walks") == 1 and after.index(question) < 200
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
 def test_moves_to_each_question(make: Open, profile: Path, kind: str) -> None:
     """One copy, before the last question; positions are those of a prefill; values of moved rows are bit-identical."""
     workspace, other = make(kind, "f32"), make(kind, "f32")
     with held(workspace) as session:
         ask(session, "What can I eat?", profile, system="Be kind.")
-        for number, question in enumerate(("And tomorrow?", "And on Sunday?", "Why?"), 2):
+        for number, question in enumerate(("And tomorrow?", "Why?"), 2):
             before, [old] = rows(session.sequence), session.state.skills
             ask(session, question)
             after, [new] = rows(session.sequence), session.state.skills
@@ -72,7 +72,7 @@ def test_moves_to_each_question(make: Open, profile: Path, kind: str) -> None:
             for one, two in zip(before[1::2], after[1::2], strict=True):
                 assert np.array_equal(one[-moved:], two[old.position : start])
             assert not np.allclose(before[0][-moved:], after[0][old.position : start])  # keys are rotated
-        assert [entry.text for entry in session.state.traces] == ["the memory profile"] * 3
+        assert [entry.text for entry in session.state.traces] == ["the memory profile"] * 2
         assert workspace.library.entries("profile")
 
 
@@ -138,12 +138,10 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
         assert session.state.fields["diet"] == "vegan" and first_layer(session, other)
 
 
-@pytest.mark.parametrize("later", [True, False])
-def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, later: bool) -> None:
+def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path) -> None:
     """Now and in later turns: the rows of a copy after the value were computed with that of the file."""
     with held(make("llama", "f32")) as session:
-        if later:
-            ask(session, "Why?", system="Be kind.")
+        ask(session, "Why?", system="Be kind.")
         ask(session, "What can I eat?", profile, errata=["diet=kosher"])
         for _ in range(2):
             [skill] = session.state.skills
@@ -195,16 +193,15 @@ def test_changed_text_and_another_file_replace_it(make: Open, profile: Path) -> 
         other = profile.with_name("other.md")
         other.write_text("diet: fish\ncity: Rome\n\nThe user is another one.")
         ask(session, "And now?", other)
-        assert session.state.fields == {"diet": "fish", "city": "Rome"} and [
-            skill.name for skill in session.state.skills
-        ] == ["other"]
+        assert session.state.fields == {"diet": "fish", "city": "Rome"}
+        assert [skill.name for skill in session.state.skills] == ["other"]
         assert "short answers." not in text_of(session) and "Basel" not in text_of(session).partition("another one.")[2]
         assert session.state.memory and session.state.memory.reference == str(other)
         session.undo()
         assert session.state.fields == {"diet": "halal", "city": "Basel"}
 
 
-@pytest.mark.parametrize("kind", ["mamba", "lfm2", "gpt2"])
+@pytest.mark.parametrize("kind", ["lfm2", "gpt2"])
 def test_rows_that_cannot_be_moved(make: Open, profile: Path, kind: str) -> None:
     """Refused in the first turn, and nothing is kept."""
     with held(make(kind)) as session:
@@ -217,7 +214,7 @@ def test_does_not_use_up_the_moves(make: Open, profile: Path) -> None:
     """A row is moved once by its turn's end, so a q4_0 cache, which allows two moves, serves any number of turns."""
     with held(make("qwen3", "q4_0")) as session:
         ask(session, "What can I eat?", profile)
-        for _ in range(5):
+        for _ in range(3):
             ask(session, "And now?")
             assert is_before_question(session)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from reference import nmse
 import notes_cli as notes
 from notes_cli.config import paths
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.assemble import assemble
@@ -30,7 +30,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.session_kv import CHUNK, FILES
+from notes_cli.sessions.session_kv import CHUNK
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -68,6 +68,14 @@ def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int
     session.keep()
 
 
+def begin(session: Session, *skills: Skill | Segment, answer: str = "yes") -> None:
+    """A first turn with a given answer, whose splice is exact."""
+    segments = [compile_skill(session.workspace, one) if isinstance(one, Skill) else one for one in skills]
+    prompt = Prompt("Why?", segments)
+    session.begin(prompt, assemble(session.workspace, prompt))
+    session.keep(answer)
+
+
 def rows(sequence: KVSequence) -> list[NDArray[np.float32]]:
     """All K and V of the sequence, as f32."""
     read = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype="f32")
@@ -87,8 +95,7 @@ def logits(session: Session) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("kind", "cache"),
-    [*((kind, "f16") for kind in ("llama", "qwen3", "gemma3", "mistral3", *WHOLE))]
-    + [("qwen3", cache) for cache in ("f32", "bf16", "q8_0", "q4_0")],
+    [*((kind, "f16") for kind in ("gemma3", *WHOLE)), *(("qwen3", cache) for cache in ("bf16", "q8_0", "q4_0"))],
 )
 def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: str) -> None:
     """For every kind of model and cache: K, V, states and tokens of two turns are restored bit-identical."""
@@ -122,24 +129,23 @@ def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[
 
 
 def script() -> list[tuple[str, ...]]:
-    """50 turns, 20 edits, ten undos, four compactions and two forks in a fixed order."""
+    """20 turns, eight edits, four undos, two compactions and two forks in a fixed order."""
     random_ = random.Random(4)
     methods = ["erratum", "field", "field+erratum", "suffix"]
     # A value of another length moves what follows it.
-    dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 21)]
+    dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 9)]
     edits = [("edit", date, methods[number % 4]) for number, date in enumerate(dates)]
-    later = [*(("turn", f"Q{number}") for number in range(45)), *edits, *[("undo",)] * 10, *[("compact",)] * 4]
+    later = [*(("turn", f"Q{number}") for number in range(15)), *edits, *[("undo",)] * 4, *[("compact",)] * 2]
     random_.shuffle(later)
     first = [("turn", f"Why {number}?") for number in range(5)]  # so that no undo reaches the beginning
-    return [*first, *later[:20], ("a",), *later[20:50], ("b",), *later[50:]]
+    return [*first, *later[:8], ("a",), *later[8:20], ("b",), *later[20:]]
 
 
-def test_fifty_turns_killed_between_them_equal_one_process(
-    make: Open, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
+def test_turns_killed_between_them_equal_one_process(
+    make: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
 ) -> None:
     """The tokens are equal; K/V and logits within the bound for equal positions."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time on a busy disk, and not what is tested
-    size, ops = 4096, script()
+    size, ops = 2048, script()
     live: dict[str, Session] = {}
 
     def kept(name: str) -> Session:
@@ -152,7 +158,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     after = logits(one)
 
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other"))
-    opened: list[Workspace] = []
+    workspace, opened = make(n_ctx=size), list[Session]()
 
     def reopened(name: str) -> Session:
         """Opened again each time, with leftovers of a kill: half a line, and K/V that no line names."""
@@ -163,28 +169,31 @@ def test_fifty_turns_killed_between_them_equal_one_process(
             with stored.ledger.open("ab") as file:
                 file.write(b'{"op": "turn", "pieces": [{"kind"')
             stored.next_rows.write_bytes(b"GGUF")
-        opened.append(Workspace(make_model("llama"), ContextOptions(n_ctx=size, n_threads=1)))
-        return Session(opened[0], SessionFolder(stored.folder))
+        assert not workspace.context.used
+        opened.append(Session(workspace, SessionFolder(stored.folder)))
+        return opened[0]
 
     many = run(ops, skill, "mine", reopened)
-    assert many.state.tokens == tokens and len(tokens) > 1000
+    assert many.state.tokens == tokens and len(tokens) > 500
     # Not bit for bit: in one process cells lie in another order, and sums are rounded in it.
     assert max(nmse(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
     assert nmse(logits(many), after) < 1e-5
-    assert many.state.turns > 30 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
-    opened.pop().close()
+    assert many.state.turns > 12 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
 
 
-@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@3", "blend@3", "suffix"])
-@pytest.mark.parametrize("value", ["2026-07-01", "July 1", "the first of July"])
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        *(("field", value) for value in ("2026-07-01", "July 1", "the first of July")),
+        *(("erratum", "July 1"), ("field+erratum", "July 1"), ("suffix", "the first of July")),
+        *(("selective@3", "2026-07-01"), ("blend@3", "the first of July")),
+    ],
+)
 def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: str, value: str) -> None:
     """For every method and length of value; the edit itself changed K/V."""
     workspace = make()
     with held(workspace) as session:
-        segment = compile_skill(workspace, skill, measure=lambda done, total: None)
-        prompt = Prompt("Why?", [segment])
-        session.begin(prompt, assemble(workspace, prompt, room=3))
-        session.keep("yes")
+        begin(session, compile_skill(workspace, skill, measure=lambda done, total: None))
         turn(session, skill, "And then?")
         before, tokens = rows(session.sequence), session.state.tokens
         session.edit("date", value, Method.parse(method))
@@ -198,17 +207,17 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
 
 
 def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
-    """Of 28 changes between two questions only the last is stated, once, and before an erratum of the turn."""
+    """Of 8 changes between two questions only the last is stated, once, and before an erratum of the turn."""
     workspace = make()
     with held(workspace) as session:
         turn(session, skill, "Why?")
-        for day in range(1, 29):
+        for day in range(1, 9):
             session.edit("date", f"2026-08-{day:02}", Method())
         assert list(session.state.pending) == ["date"]
         length = len(session.state.tokens)
         turn(session, skill, "And then?")
         stated = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
-        assert len(stated) == 1 and "2026-08-28" in stated[0]
+        assert len(stated) == 1 and "2026-08-08" in stated[0]
         assert len(session.state.tokens) - length < 200 and not session.state.pending
         session.edit("date", "2026-09-01", Method())
         turn(session, skill, "So?", "date=2026-09-02")
@@ -278,9 +287,7 @@ def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.
 
 def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     """A field changed this many times with a question after each, and regular compactions; the splice is exact."""
-    prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
-    session.begin(prompt, assemble(session.workspace, prompt))
-    session.keep("yes")
+    begin(session, skill)
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
         session.edit("date", f"2026-08-{number:02}", Method())
@@ -289,17 +296,17 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
             session.compact()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", *WHOLE])
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "gpt2"])
 def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, kind: str) -> None:
     """One erratum is left, K/V and logits are those of a prefill, and an undo restores the K/V bit for bit."""
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
-        toggled(session, skill, 28, 7)
+        toggled(session, skill, 9, 3)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
         assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded()
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
-        assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
+        assert len(session.state.tokens) - spoken < 250  # of nine times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", Method())
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
@@ -366,7 +373,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "field+erratum" and done.chosen.startswith("field+erratum: the default for a model")
+        assert done.method == "field+erratum" and "the default for a model" in done.chosen
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
@@ -383,9 +390,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
         done = session.edit("date", "2026-07-01")
-        assert (
-            done.method == "erratum" and "field: 9 of 9; erratum instead: the edit method field is not" in done.chosen
-        )
+        assert done.method == "erratum" and "erratum instead: the edit method field is not" in done.chosen
         profile("recompute", "recompute: none")
         done = session.edit("date", "2026-07-02")
         assert done.method == "suffix" and done.rows == len(session.state.tokens)
@@ -396,9 +401,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         done = session.edit("date", "July 1")
         assert done.method == "erratum" and "what follows the change cannot be moved" in done.chosen
     with held(make(), "short") as session:
-        prompt = Prompt("?", [compile_skill(session.workspace, parse_skill("a: b", source="-", default="s"))])
-        session.begin(prompt, assemble(session.workspace, prompt))
-        session.keep()
+        begin(session, parse_skill("a: b", source="-", default="s"))
         monkeypatch.setattr("notes_cli.sessions.edits.NEAR", 64)
         assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens follow the change")
 
@@ -409,9 +412,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
 def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str, method: str) -> None:
     """Also restored, and where memory cannot be truncated: its logits. After `field` they are not."""
     with held(make(kind)) as session:
-        prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
-        session.begin(prompt, assemble(session.workspace, prompt))
-        session.keep("yes")
+        begin(session, skill)
         session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method(method))
         turn(session, skill, "And then?")
     with held(make(kind)) as session:
@@ -421,7 +422,7 @@ def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str,
         assert (nmse(found, seq.logits()) < 1e-5) == (method == "suffix")
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
+@pytest.mark.parametrize("kind", ["gemma3", "mistral3"])
 def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str) -> None:
     """A turn that needs a larger context gets one with all K/V, which is restored in several chunks."""
     workspace = make(kind, n_ctx=256)
@@ -436,8 +437,13 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
         assert same(rows(session.sequence), after) and len(after[0]) > CHUNK
 
 
-@pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@4", "blend@4", "suffix"])
-@pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
+@pytest.mark.parametrize(
+    ("kind", "cache", "method"),
+    [
+        *(("llama", "f16", method) for method in ("field", "selective@4", "suffix")),
+        *(("qwen3", "q8_0", "blend@4"), ("gpt2", "f16", "field+erratum"), ("gpt2", "f16", "selective@4")),
+    ],
+)
 def test_a_long_session_is_edited_in_a_context_that_fits(
     make: Open, skill: Skill, kind: str, cache: str, method: str
 ) -> None:
@@ -464,13 +470,8 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         before = rows(session.sequence)
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
-        # Learned positions are no hindrance to a value of the same length.
-        methods = ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",)
-        for method in methods:
-            with pytest.raises(
-                UnsupportedError,
-                match=r"^(the edit method .*Use the edit method erratum or suffix|what follows .*moved)",
-            ):
+        for method in ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",):
+            with pytest.raises(UnsupportedError, match=r"method erratum or suffix|what follows .*moved"):
                 session.edit("date", "July 1", Method(method))
         session.edit("date", "2026-07-01", Method())
         session.undo()
@@ -500,27 +501,20 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
 
 
 def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill) -> None:
-    """Not all files, one per turn, are open at once, and the K/V of each is restored."""
+    """Not all files, one per turn, are open at once, and the K/V of each is restored. Without any descriptor left the
+    error does not report damage or suggest an undo."""
     with held(make()) as session:
-        for _ in range(30):
+        for _ in range(10):
             turn(session, skill, "?", limit=1)
         before = rows(session.sequence)
     other = make()
-    with held(other) as session, few_descriptors(2 * FILES + 4):
-        sequence = session.sequence
-    assert len(list(session.stored.folder.glob("*.gguf"))) == 30
-    assert same(rows(sequence), before)
-
-
-def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
-    """Without file descriptors left, the error does not report damage or suggest an undo."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-    with held(make()) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
+    with held(other) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
         _ = session.sequence
     assert "undo" not in str(found.value) and "damaged" not in str(found.value)
-    with held(make()) as session:
-        assert len(session.sequence) == len(session.state.tokens)
+    with held(other) as session, few_descriptors(5):
+        sequence = session.sequence
+    assert len(list(session.stored.folder.glob("*.gguf"))) == 10
+    assert same(rows(sequence), before)
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
@@ -542,10 +536,8 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
 def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
     """By `suffix`, as in a prefill, or by an erratum; neither twice, nor without an edit in place."""
     workspace = make()
-    prompt = Prompt("Why?", [compile_skill(workspace, skill)])
     with held(workspace) as session:
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
+        begin(session, skill)
         with pytest.raises(SkillError, match="tier is gold already"):
             session.edit("tier", "gold", SUFFIX)
         session.edit("tier", "basic", Method("field"))
@@ -579,27 +571,27 @@ def test_what_was_not_written_down_is_dropped(
     make: Open, skill: Skill, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a full disk the next turn continues from the state on disk, also with the same tokens."""
-    workspace = make()
-    with held(workspace) as session:
+    with held(make()) as session:
         turn(session, skill, "Why?")
         turn(session, skill, "And then?")
+        failing: list[Callable[[], object]] = [lambda: session.forget([], method="suffix")]
         if change == "cut":
             session.forget(["1"])
         else:
             session.edit("tier", "basic", Method("field"))
-        before = rows(session.sequence)
+            failing = [partial(session.forget, ["2"], method) for method in ("cut", "suffix")]
+            failing += [lambda: session.edit("tier", "basic", SUFFIX)]
+        before, state = rows(session.sequence), session.state
 
         def full(*_: object) -> None:
-            raise SessionError("no space is left. Nothing was changed")
+            raise OSError(28, "No space left on device")
 
-        with monkeypatch.context() as patch, pytest.raises(SessionError, match="no space is left"):
-            patch.setattr(type(session.stored), "rewrite", full)
-            patch.setattr(type(session.stored), "commit", full)
-            if change == "cut":
-                session.forget([], method="suffix")
-            else:
-                session.edit("tier", "basic", SUFFIX)
-        assert same(rows(session.sequence), before)
+        for fails in failing:
+            with monkeypatch.context() as patch, pytest.raises(SessionError, match="Nothing was changed"):
+                patch.setattr("notes_cli.sessions.folder.replacing", full)
+                patch.setattr(SessionFolder, "_append", full)
+                fails()
+            assert same(rows(session.sequence), before) and session.state == state
         turn(session, skill, "And now?")
         after = rows(session.sequence)
     with held(make()) as session:
@@ -646,14 +638,14 @@ def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) ->
             assert session.state.questions == ["Why?", "B"]
 
 
-@pytest.mark.parametrize("errata", [(), ("date=2026-07-01",)])
-def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill, errata: tuple[str, ...]) -> None:
+def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
     """An uncommitted turn, as after Ctrl-C, is dropped with its corrections; the next takes its positions."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
-        session.follow("lost", errata, room=3).flush()
-        assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
+        for errata in ((), ("date=2026-07-01",)):
+            session.follow("lost", errata, room=3).flush()
+            assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
         turn(session, skill, "And then?")
     with held(make()) as session:
         assert [entry.text for entry in session.state.entries if "lost" in entry.text] == []
@@ -664,11 +656,8 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     """An edit of one skill neither changes nor mentions the other."""
     workspace = make()
     other = parse_skill("tier: silver\ndate: 2026-07-01", source="fees.txt", default="fees")
-    segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
-    prompt = Prompt("Why?", segments)
     with held(workspace) as session:
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
+        begin(session, skill, other)
         for name in ("date", "*.date"):
             with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
                 session.edit(name, "July 2", Method("field"))
@@ -688,9 +677,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         session.keep("x")
         stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
         assert set(stated) == {"returns.date", "fees.date", "returns.tier", "fees.tier"}
-        assert (
-            "the tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
-        )
+        assert "tier of fees is now gold" in stated["fees.tier"] and "date of fees is now 9 May" in stated["fees.date"]
         values = {"returns.date": "9 May", "returns.tier": "basic", "fees.tier": "gold", "fees.date": "9 May"}
         assert session.state.fields == values
         session.follow("And?", ["returns.date=10 May"], room=8)
@@ -729,8 +716,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert session.compact().fields == ("fee",)
 
 
-@pytest.mark.parametrize("later", ["2026-06-01", "the first of July"], ids=["as it was", "longer"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(("kind", "later"), [("gemma3", "2026-06-01"), ("qwen3", "the first of July")])
 def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Skill, kind: str, later: str) -> None:
     """The tokens are those of the last value alone; an undo restores the K/V bit for bit."""
     values = ["2026-07-01", later]

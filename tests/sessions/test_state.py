@@ -66,15 +66,8 @@ def test_edits_are_told_by_what_they_did() -> None:
     line = {**edit("b", [(0, 1, [9])], [[0, 1]], "It is b."), **as_line(origin)}
     entry = fold([turn(1, 2, 3), json.loads(json.dumps(line))]).entries[-1]
     assert entry.origin == origin
-    assert (
-        edit_why(entry.origin)
-        == entry_why(entry)
-        == (
-            "12 rows recomputed; selected by a pass over 90 tokens of the corrected text; notes compile --influence "
-            "spares it; an erratum before the next question; an earlier erratum contradicts it: notes "
-            "session compact takes that out"
-        )
-    )
+    assert edit_why(entry.origin) == entry_why(entry)
+    assert all(word in entry_why(entry) for word in ("12 rows", "90 tokens", "an erratum before", "contradicts"))
 
 
 @pytest.mark.model

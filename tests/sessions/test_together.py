@@ -16,7 +16,7 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
-from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.battery import Case
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
@@ -61,10 +61,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return opened
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
+def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
-    cases = shipped_battery()[:2]
+    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 2)
+    text = parse_skill("date: 2026-05-01\n\nBefore 2026-06-15 it is right.", source="-", default="case")
+    kind, cases = "gemma3", [Case(text, "Right?", ("yes", "no"), "date", "2026-07-01", ("yes", "no"))]
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
         with held(make(kind), f"{name}-alone") as session:
@@ -82,7 +83,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         later = iter([*(lambda step=step: step(second, skill) for step in STEPS[:5])])
 
         def meanwhile(done: int, of: int) -> None:
-            for each in (work, later):
+            for each in (work, later, work, later):
                 next(each, lambda: None)()
             made.append(compile_skill(workspace, OTHER))
 
@@ -95,7 +96,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
             tokens, pieces, wanted = alone[name]
             assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
             assert name == "first" or ledger(session) == pieces  # undone K/V is restored from disk
-    assert len(made) == 4
+    assert len(made) == 2
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
@@ -145,7 +146,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:
-    """A fork takes no cells until it has its own turns, and the original is unchanged."""
+    """A fork takes no cells until it has its own turns, and the original is unchanged, also where the context has to
+    grow for more of them."""
     with held(workspace) as session, ExitStack() as forks:
         turn(session, skill, "Why?")
         context, before = session.workspace.context, rows(session.sequence)
@@ -156,9 +158,12 @@ def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, 
             turn(other, skill, f"And {number}?")
         added = sum(len(other.sequence) - len(session.sequence) for other in others[:2])
         assert context.used == used + added and added > 0
-        assert same(rows(session.sequence), before) and same(rows(others[2].sequence), before)
+        more = [forks.enter_context(session.fork(f"fork{number}")) for number in range(3, 10)]
+        assert all(same(rows(one.sequence), before) for one in (session, others[2], *more))
+        turn(more[-1], skill, "And then?")
+        assert len(more[-1].sequence) > len(session.sequence) and same(rows(more[0].sequence), before)
     assert context.used == used
-    assert Sessions(paths().sessions).names() == ["fork0", "fork1", "fork2", "mine"]
+    assert Sessions(paths().sessions).names() == [*(f"fork{number}" for number in range(10)), "mine"]
 
 
 def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
@@ -176,17 +181,6 @@ def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
                 turn(fork, skill, "And then?")
                 raise RuntimeError("on purpose")
         assert (context.used, context.options.n_sequences) == (used, sequences)
-
-
-def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: None) -> None:
-    """The context grows, and all sessions keep their K/V."""
-    with held(make()) as session, ExitStack() as forks:
-        turn(session, skill, "Why?")
-        before = rows(session.sequence)
-        others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(10)]
-        assert all(same(rows(one.sequence), before) for one in (session, *others))
-        turn(others[-1], skill, "And then?")
-        assert len(others[-1].sequence) > len(session.sequence) and same(rows(others[0].sequence), before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
@@ -211,8 +205,9 @@ def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monke
 
 def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: None) -> None:
     """Rewritten K/V is copied first: in place, moved, or decoded again."""
+    workspace = make()
     for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
-        with held(make(), f"mine{number}") as session:
+        with held(workspace, f"mine{number}") as session:
             turn(session, skill, "Why?")
             before = rows(session.sequence)
             with session.fork(f"one{number}") as one, session.fork(f"two{number}") as two:
