@@ -18,7 +18,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, Outcome, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, snapshot
 
 
 @pytest.fixture
@@ -87,9 +87,7 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-def test_prune_keeps_what_it_may_not_read(
-    notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
-) -> None:
+def test_prune_keeps_what_it_may_not_read(notes: Notes, compiled: Path, unprivileged: Notes, skill: Path) -> None:
     """A file that this user may not read may be up to date; it is not damaged."""
     skill.write_text(f"{TEXT} And more.")
     compiled.chmod(0o000)
