@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,11 +88,15 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-def test_prune_keeps_what_it_may_not_read(notes: Notes, compiled: Path, unprivileged: Notes, skill: Path) -> None:
+def test_prune_keeps_what_it_may_not_read(
+    notes: Notes, compiled: Path, unprivileged: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that this user may not read may be up to date; it is not damaged."""
     skill.write_text(f"{TEXT} And more.")
     compiled.chmod(0o000)
-    outcome = unprivileged("prune", "--stale", "-y")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, _: path != compiled)  # access(2) asks of the real user, root
+        outcome = unprivileged("prune", "--stale", "-y")
     assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
     compiled.chmod(0o600)
     assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
