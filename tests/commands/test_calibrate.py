@@ -21,8 +21,8 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.library.profiles import Composition, Profile, Profiles
-from notes_cli.measure import calibrate, composition, verify
-from notes_cli.measure.battery import LEAST, PAIRS
+from notes_cli.measure import battery, calibrate, composition, verify
+from notes_cli.measure.battery import PAIRS
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.workspace import Workspace
 
@@ -39,18 +39,30 @@ CASE = """cases:
 
 
 @pytest.fixture
-def mine(skill: Path) -> Path:
-    """A battery of one decision in the folder of the skill's text."""
+def mine(skill: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A battery of one decision in the folder of the skill's text; thoughts are short."""
+    monkeypatch.setattr(calibrate, "THINK", 4)
+    monkeypatch.setattr(calibrate, "SEAMS", (1,))
     path = skill.parent / "mine.yaml"
     path.write_text(CASE)
     return path
 
 
-@pytest.fixture
-def many(mine: Path) -> Path:
-    """As many decisions as are needed: the same one, but the model does not know."""
+LEAST = 6  # of six wins in six cases a proof is made
+
+
+def repeat(mine: Path, monkeypatch: pytest.MonkeyPatch, cases: int) -> None:
+    """The same decision so many times, which are enough for a proof."""
+    for module in (battery, calibrate):
+        monkeypatch.setattr(module, "LEAST", cases)
     head, case = CASE.split("\n", 1)
-    mine.write_text(f"{head}\n{case * LEAST}")
+    mine.write_text(f"{head}\n{case * cases}")
+
+
+@pytest.fixture
+def many(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As many decisions as are needed: the same one, but the model does not know."""
+    repeat(mine, monkeypatch, LEAST)
     return mine
 
 
@@ -70,7 +82,6 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
 
         monkeypatch.setattr(composition, "choose_task", lambda _, *given: decide_task(*given[:2]))
         monkeypatch.setattr(decision, "decide_task", decide_task)
-        monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
     return put
 
@@ -117,7 +128,7 @@ def test_what_is_proven_better_is_followed(
 
 
 def test_an_interrupted_calibration_goes_on(
-    notes: Notes, compiled: Path, many: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    notes: Notes, compiled: Path, mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C keeps measured steps, the same command measures the rest; other decisions start anew."""
 
@@ -125,15 +136,16 @@ def test_an_interrupted_calibration_goes_on(
     def interrupting(*_: object, **__: object) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: os.kill(os.getpid(), signal.SIGINT) if done == 3 else None
 
-    arguments = ("calibrate", "--cases", many, "--only")
+    repeat(mine, monkeypatch, 2)
+    arguments = ("calibrate", "--cases", mine, "--only")
     with monkeypatch.context() as patch:
         patch.setattr(output, "progress", interrupting)
         first = notes(*arguments)
-    assert first.code == 130 and f"measuring {LEAST} decisions takes about " in first.err
+    assert first.code == 130 and "measuring 2 decisions takes about " in first.err
     few = notes(*arguments, "-n", 1)
     assert few.code == 0 and "measuring 1 decision takes about" in few.err
     done = notes(*arguments)
-    assert done.code == 0 and f"3 of {2 * LEAST} steps were measured before" in done.err
+    assert done.code == 0 and "3 of 4 steps were measured before" in done.err
     assert notes("profile", "ls", "-q").out and not any((home / "profiles" / ".begun").iterdir())
     assert "measured before" not in notes(*arguments, "-n", 1).err
 
@@ -243,8 +255,8 @@ def test_what_is_known_stays_where_it_is_not_measured(
 
     monkeypatch.setattr(calibrate, "calibrate", measured)
     monkeypatch.setattr(calibrate, "LEAST", 1)
-    battery = str(resource("prompts") / "battery.yaml")
-    found = notes("calibrate", "--cases", battery, "--only", "--json").json
+    cases = resource("prompts") / "battery.yaml"
+    found = notes("calibrate", "--cases", cases, "--only", "--json").json
     assert found["composition"]["repair"] == "together" and LOST in notes(*BOTH).err
     assert notes("calibrate", "--json").json["composition"] is None and pairs == [0, PAIRS]
 
