@@ -121,14 +121,17 @@ def test_a_seed_reproduces(notes: Notes) -> None:
     assert notes(*ask, "--seed", drawn["sampling"]["seed"]).json["answer"] == drawn["answer"]
 
 
-def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_cut_is_flagged(
+    notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By -n, -c or the trained length: a line with advice, and in the JSON; complete answers and choices are not."""
     limited = notes("ask", "Why?", "-n", 3, "--json")
     assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
     assert full.json["stopped"] == "context" and full.code == 0
     assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 768\n"
-    end = notes("ask", "Why? " * 1630, "-n", 500, "--json")
+    monkeypatch.setenv("NOTES_MODEL", str(make_model(trained=512)))
+    end = notes("ask", "Why? " * 90, "-n", 500, "--json")
     assert end.json["stopped"] == "context" and "trained for no more (--beyond-trained)" in end.err
     chosen = notes("ask", "Why?", "--choices", "a,b", "--json")
     assert (chosen.json["stopped"], chosen.err) == (None, "")
@@ -156,7 +159,7 @@ def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None
     path.write_text(json.dumps(SCHEMA))
     ask = ("ask", "Who?", "-n", 120)
     found = [notes(*ask, "--json-schema", path), notes(*ask, "-j", json.dumps(SCHEMA))]
-    drawn = [notes(*ask, "-j", path, "--temp", 1, "--seed", seed) for seed in (1, 1, 2)]
+    drawn = [notes(*ask, "-j", path, "--temp", 1, "--seed", seed) for seed in (1, 1)]
     for outcome in (*found, *drawn):
         assert outcome.code == 0, outcome.err
         jsonschema.validate(json.loads(outcome.out), SCHEMA)
@@ -289,6 +292,7 @@ def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
         assert (outcome.out, outcome.err) == ("4 \n\n5\n", "Hm. \n\nSo 4.\n")
 
 
+MOVED = ("-s", "You work for Harbor Books.")
 CASES: dict[str, Any] = {
     "May I return this?": ("date=2026-07-01", "accepted", "refused"),
     "What is the shipping?": ("tier=silver", "free", "reduced"),
@@ -296,19 +300,17 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("question", CASES)
-def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it."""
     assert shipped_model().stat().st_size <= 10_000_000
-    field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     assert run_here("compile", SAMPLES / "returns").code == 0
-    ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
-    for system in ((), ("-s", "You work for Harbor Books.")):
+    for (question, (field, old, new)), system in zip(CASES.items(), ((), MOVED, MOVED), strict=True):
+        ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", *system)
         for method in ("stale", "field"):
-            assert run_here(*ask, method, *system).out.strip() == old
+            assert run_here(*ask, "--method", method).out.strip() == old
         for method in ("erratum", "field+erratum", "suffix", "recompute"):
-            assert run_here(*ask, method, *system).out.strip() == new
+            assert run_here(*ask, "--method", method).out.strip() == new
 
 
 def test_a_method_without_new_values_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
