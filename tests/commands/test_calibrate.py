@@ -214,32 +214,24 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
         assert LOST not in notes(*quiet).err
 
 
-@pytest.mark.parametrize(
-    ("found", "advice"),
-    [
-        (
-            Composition("fails", "reversed", "x"),
-            "Name a skill with rules before the one with the values that they are for",
-        ),
-        (Composition("fails", "seam@16", "x"), "Give it --seam 16"),
-        (Composition("fails", "suffix", "x"), "Give it --decode fees"),
-        (Composition("fails", "recompute", "x"), "Give it --recompute"),
-        (Composition("holds", "", "x"), None),
-        (Composition("unable", "", "x"), None),
-        (Composition("open", "", "x"), None),
-    ],
-)
-def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Composition, advice: str | None) -> None:
+def test_each_repair_is_what_is_typed(notes: Notes, two: Path) -> None:
     """No warning where calibration found no failure, or with a seam that is long enough."""
-    name = put(notes, found)
-    err = notes(*BOTH).err
-    assert (LOST in err) == (advice is not None) and (advice is None or f". {advice}\n" in err)
-    if found.repair.startswith("seam"):
-        assert LOST not in notes(*BOTH, "--seam", 16).err and LOST in notes(*BOTH, "--seam", 15).err
-    shown = notes("profile", "show", name)
-    assert "several skills: x" in shown.out
-    assert ("for skills A and B: " in shown.out) == (advice is not None)
-    assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == found.verdict
+    for verdict, repair, advice in (
+        ("fails", "reversed", "Name a skill with rules before the one with the values that they are for"),
+        ("fails", "seam@16", "Give it --seam 16"),
+        ("fails", "suffix", "Give it --decode fees"),
+        ("fails", "recompute", "Give it --recompute"),
+        *((verdict, "", None) for verdict in ("holds", "unable", "open")),
+    ):
+        name = put(notes, Composition(verdict, repair, "x"))
+        err = notes(*BOTH).err
+        assert (LOST in err) == (advice is not None) and (advice is None or f". {advice}\n" in err), repair
+        if repair.startswith("seam"):
+            assert LOST not in notes(*BOTH, "--seam", 16).err and LOST in notes(*BOTH, "--seam", 15).err
+        shown = notes("profile", "show", name)
+        assert "several skills: x" in shown.out
+        assert ("for skills A and B: " in shown.out) == (advice is not None)
+        assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == verdict
 
 
 def test_what_is_known_stays_where_it_is_not_measured(
