@@ -289,7 +289,8 @@ def _concluding(sequence: object, choices: object) -> tuple[str, float]:
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:
-    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word."""
+    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word, or by a key of a batch. A
+    later turn of a session refuses it (another name: tests/messages.yaml)."""
     for word in ("fees", two):
         pieces = notes(
             "ask", "Why?", "--splice", "returns", "--splice", word, "--decode", word, "--explain", "--json"
@@ -306,10 +307,6 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
     assert far(first) < 1e-3 and far(first) < far(both)  # `returns` is where it was compiled
     edited = notes(*BOTH, "--decode", "fees", "--field", "plan=solo", "--method", "suffix", "--json")
     assert edited.code == 0 and edited.json["tokens"]["spliced"] > 0
-
-
-def test_only_a_spliced_skill_can_be_decoded(notes: Notes, two: Path) -> None:
-    """A later turn of a session refuses it (another name: tests/messages.yaml), and a batch takes it as a key."""
     assert notes(*BOTH, "--session", "mine", "--decode", "fees").code == 0
     later = notes("ask", "And?", "--session", "mine", "--decode", "fees")
     assert later.code == 1 and "session mine has begun" in later.err
@@ -350,14 +347,13 @@ def test_a_narrow_terminal_has_no_figures(notes: Notes, compiled: Path) -> None:
 def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cosine below the bound fails although the decisions agree; the report is printed all the same."""
     monkeypatch.setattr(verify, "COSINE", 1.1)
-    outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?")
-    lines = outcome.out.splitlines()
-    assert outcome.code == 1 and lines[-2].startswith("FAIL: 1 of 1") and lines[-1].startswith("next: ")
-    assert lines[-3].startswith("missed: the mean cosine is ") and "it must be 1.1 or more (lowest: " in lines[-3]
-    assert "'Why?'" in lines[-3]
-    js = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--json")
+    asked = ("verify", "returns", "--choices", "a,b", "--question", "Why?")
+    outcome, js = notes(*asked), notes(*asked, "--json")
+    missed, fail, advice = outcome.out.splitlines()[-3:]
+    assert outcome.code == 1 and fail.startswith("FAIL: 1 of 1") and advice.startswith("next: ")
+    assert missed.startswith("missed: the mean cosine is ") and "must be 1.1" in missed and "'Why?'" in missed
     assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True
-    assert js.json["failed"] == [lines[-3].removeprefix("missed: ")]
+    assert js.json["failed"] == [missed.removeprefix("missed: ")]
 
 
 def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
