@@ -48,22 +48,12 @@ def mine(skill: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-LEAST = 6  # of six wins in six cases a proof is made
-
-
 def repeat(mine: Path, monkeypatch: pytest.MonkeyPatch, cases: int) -> None:
-    """The same decision so many times, which are enough for a proof."""
+    """As many decisions as are needed: the same one, but the model does not know."""
     for module in (battery, calibrate):
         monkeypatch.setattr(module, "LEAST", cases)
     head, case = CASE.split("\n", 1)
     mine.write_text(f"{head}\n{case * cases}")
-
-
-@pytest.fixture
-def many(mine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As many decisions as are needed: the same one, but the model does not know."""
-    repeat(mine, monkeypatch, LEAST)
-    return mine
 
 
 @pytest.fixture
@@ -90,29 +80,38 @@ ASK = ("ask", "May I return this?", "--splice", "returns", "--field", "date=2026
 
 
 def test_what_is_right_stays_so(
-    notes: Notes, compiled: Path, many: Path, home: Path, hears: Callable[[Callable[[str], bool]], None]
+    notes: Notes,
+    compiled: Path,
+    mine: Path,
+    home: Path,
+    hears: Callable[[Callable[[str], bool]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model that overlooks the field and follows errata: agreement with its recompute would choose a wrong method."""
     hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # after the text
+    repeat(mine, monkeypatch, 2)
     answer = (*ASK, "--choices", "accepted,refused")
     assert notes(*answer).out == "refused\n"
-    done = notes("calibrate", "--cases", many, "--only")
+    done = notes("calibrate", "--cases", mine, "--only")
     assert done.code == 0 and str(home / "profiles") in done.err
-    assert (
-        f"direct: use erratum: nothing was proven better than erratum, which is right in {LEAST} of {LEAST}" in done.out
-    )
-    assert f"a recompute decides by the field in 0 of {LEAST} cases" in done.out
+    assert "direct: use erratum: nothing was proven better than erratum, which is right in 2 of 2" in done.out
+    assert "a recompute decides by the field in 0 of 2 cases" in done.out
     assert notes(*answer).out == "refused\n"
     explained = notes(*ASK, "--explain").out
     assert "method erratum: nothing was proven better" in explained and " (calibrate, 20" in explained
 
 
 def test_what_is_proven_better_is_followed(
-    notes: Notes, compiled: Path, many: Path, hears: Callable[[Callable[[str], bool]], None]
+    notes: Notes,
+    compiled: Path,
+    mine: Path,
+    hears: Callable[[Callable[[str], bool]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model that reads its text and no errata; without the profile, which has a name, the safe default applies."""
     hears(lambda text: "date: 2026-07-01\ntier" in text)
-    found = notes("calibrate", "--cases", many, "--only", "--json").json
+    repeat(mine, monkeypatch, 6)  # six wins in six cases are a proof
+    found = notes("calibrate", "--cases", mine, "--only", "--json").json
     assert found["methods"]["direct"] != "erratum" and Path(found["path"]).is_file()
     assert notes(*ASK, "--choices", "accepted,refused").out == "refused\n"
     (listed,) = notes("profile", "ls", "--json").json
@@ -130,7 +129,7 @@ def test_what_is_proven_better_is_followed(
 def test_an_interrupted_calibration_goes_on(
     notes: Notes, compiled: Path, mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C keeps measured steps, the same command measures the rest; other decisions start anew."""
+    """Ctrl-C keeps measured steps, and the same command measures the rest."""
 
     @contextmanager
     def interrupting(*_: object, **__: object) -> Iterator[Callable[[int, int], None]]:
@@ -142,12 +141,9 @@ def test_an_interrupted_calibration_goes_on(
         patch.setattr(output, "progress", interrupting)
         first = notes(*arguments)
     assert first.code == 130 and "measuring 2 decisions takes about " in first.err
-    few = notes(*arguments, "-n", 1)
-    assert few.code == 0 and "measuring 1 decision takes about" in few.err
     done = notes(*arguments)
     assert done.code == 0 and "3 of 4 steps were measured before" in done.err
     assert notes("profile", "ls", "-q").out and not any((home / "profiles" / ".begun").iterdir())
-    assert "measured before" not in notes(*arguments, "-n", 1).err
 
 
 def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:

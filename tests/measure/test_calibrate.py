@@ -173,11 +173,7 @@ def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repa
     assert (found.verdict, found.repair) == (verdict, repair)
     spliced = right.get("recompute" if verdict == "unable" else "spliced", N)
     assert f"{spliced} of {N} (" in found.why
-
-
-def test_few_questions_prove_nothing() -> None:
-    """Whatever the figures."""
-    assert judge(*rights({"spliced": 0}, of=LEAST - 1)).verdict == "open"
+    assert judge(*rights({"spliced": 0}, of=LEAST - 1)).verdict == "open"  # few questions prove nothing
 
 
 class Reader:
@@ -303,12 +299,8 @@ def test_what_follows(carried: int, read: int, without: int, verdict: str, says:
     }
     found = judge_carried(right)
     assert found.verdict == verdict and says in found.why
-
-
-def test_few_decisions_prove_nothing() -> None:
-    """Even if all are right."""
-    found = judge_carried({name: [name != "without"] * 40 for name in ("carried", "recompute", "without")})
-    assert found.verdict == "open" and found.why.startswith("40 decisions prove nothing")
+    few = judge_carried({name: [name != "without"] * 40 for name in right})  # even if all are right
+    assert few.verdict == "open" and few.why.startswith("40 decisions prove nothing")
 
 
 @pytest.mark.patches("recurrent")
@@ -324,12 +316,8 @@ def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
     decoded = {(one.name, one.way): one.decoded for one in measured}
     assert all(decoded["carried", place] < decoded["recompute", place] for place in ("after", "before"))
     assert not workspace.context.carries
-
-
-@pytest.mark.patches("recurrent")
-def test_attention_alone_is_not_measured_for_it(make_workspace: MakeWorkspace) -> None:
-    """It has no recurrent state."""
-    assert measure_carried(make_workspace(), shipped_battery()[:1], lambda: None) == (None, [])
+    # attention alone has no recurrent state
+    assert measure_carried(make_workspace(), cases[:1], lambda: None) == (None, [])
 
 
 @pytest.mark.patches("recurrent")
