@@ -95,11 +95,7 @@ class Terminal(_Pipe):
 def on_a_terminal(arguments: Sequence[object], **environment: str) -> str:
     """Run `notes` in this process as on a terminal, and return its output on both streams."""
     shown = Terminal()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(shown),
-        contextlib.redirect_stderr(shown),
-    ):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         for name, value in {"TERM": "xterm-256color", **environment}.items():
             patch.setenv(name, value)
         patch.setattr(sys, "stdin", _Pipe())

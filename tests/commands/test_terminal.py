@@ -122,10 +122,7 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
 
 @pytest.mark.parametrize(
     ("number", "after"),
-    [
-        *((signal.SIGINT, after) for after in (0.0, 0.1, 0.3, 0.7)),
-        *((signal.SIGTERM, 0.2), (signal.SIGHUP, 0.7)),
-    ],
+    [*((signal.SIGINT, after) for after in (0.0, 0.1, 0.3, 0.7)), *((signal.SIGTERM, 0.2), (signal.SIGHUP, 0.7))],
 )
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
     """The same in real time. After SIGTERM and SIGHUP the process ends by the signal."""

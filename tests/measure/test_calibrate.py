@@ -20,15 +20,7 @@ from notes_cli.library.profiles import CalibrationCheckpoint, Carried, Profile, 
 from notes_cli.measure import battery, composition, verify
 from notes_cli.measure.battery import LEAST, Asked, Case, Pair, pairs, shipped_battery
 from notes_cli.measure.calibrate import SEAMS, calibrate
-from notes_cli.measure.composition import (
-    REPAIRS,
-    WITHOUT,
-    Tally,
-    judge,
-    judge_carried,
-    measure_carried,
-    measure_pairs,
-)
+from notes_cli.measure.composition import REPAIRS, WITHOUT, Tally, judge, judge_carried, measure_carried, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
