@@ -20,6 +20,8 @@ import pytest
 from notes_cli.cli import run
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
+from ..limits import unprivileged_here
+
 TEXT = """# Returns
 
 date: 2026-06-01
@@ -83,15 +85,34 @@ def run_apart(*arguments: object, stdin: str = "") -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[int] = (0,), **environment: str) -> str:
-    """Run code and then `notes` on a pseudo-terminal, and return its output; checks the exit status."""
+class Terminal(_Pipe):
+    """Is taken for a terminal, and keeps what is printed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_terminal(arguments: Sequence[object], **environment: str) -> str:
+    """Run `notes` in this process as on a terminal, and return its output on both streams."""
+    shown = Terminal()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        for name, value in {"TERM": "xterm-256color", **environment}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "stdin", _Pipe())
+        code = run([str(argument) for argument in arguments])
+    assert code == 0, shown.text()
+    return shown.text()
+
+
+def on_a_pty(arguments: Sequence[object], code: str, status: int = 0) -> str:
+    """Run code and then `notes` in a process on a pseudo-terminal, and return its output."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}\nfrom notes_cli.__main__ import main; main()", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=slave,
         stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", **environment},
+        env={**os.environ, "TERM": "xterm-256color"},
     )
     # This end stays open until an end mark is read: a terminal whose last writer has left may drop its last lines.
     data, mark = b"", b"\0end of output\0"
@@ -102,7 +123,7 @@ def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[
     written.join()
     os.close(slave)
     os.close(master)
-    assert process.returncode in status, data
+    assert process.returncode == status, data
     return data.removesuffix(mark).decode()
 
 
@@ -167,19 +188,11 @@ def saved(notes: Notes) -> str:
 
 
 @pytest.fixture
-def unprivileged() -> Callable[..., Outcome]:
+def unprivileged() -> Notes:
     """Run `notes` without the right to pass over the modes of files, which root has."""
 
     def run(*arguments: object) -> Outcome:
-        dropped = "for right in (1, 2): ctypes.CDLL(None).prctl(24, right, 0, 0, 0)"  # to write, to read
-        start = f"import ctypes, os, sys\n{dropped}\nos.execv(sys.argv[1], sys.argv[1:])"
-        done = subprocess.run(
-            [sys.executable, "-c", start, *command_line(*arguments)],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            errors="replace",
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        with unprivileged_here():
+            return run_here(*arguments)
 
     return run

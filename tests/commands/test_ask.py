@@ -14,7 +14,6 @@ import jsonschema
 import pytest
 from samples import SAMPLES
 
-from notes_cli import config
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
@@ -26,8 +25,6 @@ from notes_cli.runtime.workspace import Workspace
 from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here, snapshot
 from .test_batch import answers, lines
-
-CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
 
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
@@ -81,17 +78,16 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
     assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
 
 
-@pytest.mark.parametrize("choices", ["yes,no", "no,not sure", " no , not sure,no one"])
-def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
+def test_choices(notes: Notes, compiled: Path) -> None:
     """The likeliest answer is printed and chosen; probabilities are of all answers and sum to 1, prefixes too."""
-    ask = ("ask", "Why?", "--splice", "returns", "--choices", choices)
-    result = notes(*ask, "--json").json
-    probabilities = result["probabilities"]
-    assert list(probabilities) == [choice.strip() for choice in choices.split(",")]
-    assert math.isclose(sum(probabilities.values()), 1.0)
-    assert result["choice"] == result["answer"] == max(probabilities, key=probabilities.__getitem__)
-    assert notes(*ask).out == result["choice"] + "\n"
-    assert result["tokens"]["answer"] == 0
+    for choices in ("yes,no", " no , not sure,no one"):
+        ask = ("ask", "Why?", "--splice", "returns", "--choices", choices)
+        result = notes(*ask, "--json").json
+        probabilities = result["probabilities"]
+        assert list(probabilities) == [choice.strip() for choice in choices.split(",")]
+        assert math.isclose(sum(probabilities.values()), 1.0) and result["tokens"]["answer"] == 0
+        assert result["choice"] == result["answer"] == max(probabilities, key=probabilities.__getitem__)
+        assert notes(*ask).out == result["choice"] + "\n"
 
 
 def test_explain_computes_nothing(
@@ -121,14 +117,17 @@ def test_a_seed_reproduces(notes: Notes) -> None:
     assert notes(*ask, "--seed", drawn["sampling"]["seed"]).json["answer"] == drawn["answer"]
 
 
-def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_cut_is_flagged(
+    notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By -n, -c or the trained length: a line with advice, and in the JSON; complete answers and choices are not."""
     limited = notes("ask", "Why?", "-n", 3, "--json")
-    assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
+    assert limited.json["stopped"] == "length" and limited.err.endswith("Let it have more: -n 6\n")
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
     assert full.json["stopped"] == "context" and full.code == 0
-    assert full.err == "the answer was cut: the context of 256 tokens is full; give it more: -c 768\n"
-    end = notes("ask", "Why? " * 1630, "-n", 500, "--json")
+    assert full.err.endswith("give it more: -c 768\n")
+    monkeypatch.setenv("NOTES_MODEL", str(make_model(trained=512)))
+    end = notes("ask", "Why? " * 90, "-n", 500, "--json")
     assert end.json["stopped"] == "context" and "trained for no more (--beyond-trained)" in end.err
     chosen = notes("ask", "Why?", "--choices", "a,b", "--json")
     assert (chosen.json["stopped"], chosen.err) == (None, "")
@@ -147,7 +146,7 @@ SCHEMA: dict[str, Any] = {
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model that ships, in place of the random one."""
-    monkeypatch.setenv("NOTES_MODEL", str(config.shipped_model()))
+    monkeypatch.setenv("NOTES_MODEL", str(shipped_model()))
 
 
 def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None:
@@ -156,7 +155,7 @@ def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None
     path.write_text(json.dumps(SCHEMA))
     ask = ("ask", "Who?", "-n", 120)
     found = [notes(*ask, "--json-schema", path), notes(*ask, "-j", json.dumps(SCHEMA))]
-    drawn = [notes(*ask, "-j", path, "--temp", 1, "--seed", seed) for seed in (1, 1, 2)]
+    drawn = [notes(*ask, "-j", path, "--temp", 1, "--seed", seed) for seed in (1, 1)]
     for outcome in (*found, *drawn):
         assert outcome.code == 0, outcome.err
         jsonschema.validate(json.loads(outcome.out), SCHEMA)
@@ -208,32 +207,30 @@ def thinker(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) ->
     return make
 
 
-@pytest.fixture
-def returns() -> Notes:
-    """`notes` with the model that ships and its sample skill."""
-    outcome = run_here("compile", SAMPLES / "returns")
-    assert outcome.code == 0, outcome.err
-    return run_here
+BLANKS = "Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n "
 
 
 @pytest.mark.parametrize(
-    ("template", "text"),
+    ("template", "text", "out", "err"),
     [
-        (SWITCH, "Hm.\n</think>4"),
-        (OPENED, "Hm.\n</think>4"),
-        (UNAWARE, "Hm.</think>4"),
-        (HARMONY, "Hm.<|end|>4"),
+        (SWITCH, "Hm.\n</think>4", "4\n", "Hm.\n"),
+        (OPENED, "Hm.\n</think>4", "4\n", "Hm.\n"),
+        (UNAWARE, "Hm.</think>4", "4\n", "Hm.\n"),
+        (HARMONY, "Hm.<|end|>4", "4\n", "Hm.\n"),
+        (SWITCH, BLANKS, "4 \n\n5\n", "Hm. \n\nSo 4.\n"),
     ],
+    ids=[*"12345"],
 )
-@pytest.mark.parametrize("stream", [(), ("--no-stream",)], ids=len)
 def test_reasoning_goes_to_stderr(
-    thinker: Callable[[str], Script], template: str, text: str, stream: tuple[str, ...]
+    thinker: Callable[[str], Script], template: str, text: str, out: str, err: str
 ) -> None:
-    """Without marks and colours, on lines of its own; stdout has the answer and a newline."""
-    thinker(template)(text)
-    outcome = run_here("ask", "2+2?", "--think", *stream)
-    assert (outcome.code, outcome.out) == (0, "4\n")
-    assert outcome.err.strip() == "Hm." and outcome.err.endswith("\n")
+    """Without marks and colours, on lines of its own, streamed or not; both end with one newline, whatever blanks the
+    model generates."""
+    script = thinker(template)
+    for stream in ((), ("--no-stream",)):
+        script(text)
+        outcome = run_here("ask", "2+2?", "--think", *stream)
+        assert (outcome.code, outcome.out, outcome.err.lstrip()) == (0, out, err)
 
 
 def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
@@ -264,31 +261,24 @@ def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
         assert outcome.err.startswith(err) and outcome.err.endswith("\nnotes: interrupted\n")
 
 
-def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
+def test_a_session_remembers_its_reasoning() -> None:
     """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
+    assert run_here("compile", SAMPLES / "returns").code == 0
     ask = ("ask", "May I return this?", "--session", "mine")
-    assert returns(*ask, "--splice", "returns", "--think").out == "accepted\n"
-    assert returns(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"
-    assert returns(*ask, "-n", 8).code == 0
-    pieces = returns("session", "show", "mine", "--json").json["pieces"]
+    assert run_here(*ask, "--splice", "returns", "--think").out == "accepted\n"
+    assert run_here(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"
+    assert run_here(*ask, "-n", 8).code == 0
+    pieces = run_here("session", "show", "mine", "--json").json["pieces"]
     answers = [piece for piece in pieces if piece["kind"] == "answer"]
     assert [piece["text"] for piece in answers[:2]] == [ACCEPTED, REFUSED]
     assert [piece["why"] for piece in answers] == ["chain of thought", "chain of thought", ""]
     assert sum("Think first." in piece["text"] for piece in pieces) == 2
-    assert returns("session", "undo", "mine").code == 0
-    total = returns("session", "show", "mine", "--json").json["tokens"]
+    assert run_here("session", "undo", "mine").code == 0
+    total = run_here("session", "show", "mine", "--json").json["tokens"]
     assert total == sum(piece["tokens"] for piece in pieces[:-2])
 
 
-def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
-    """Streamed or not, reasoning and answer end with one newline, whatever blanks the model generates."""
-    script = thinker(SWITCH)
-    for stream in ((), ("--no-stream",)):
-        script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")
-        outcome = run_here("ask", "2+2?", "--think", *stream)
-        assert (outcome.out, outcome.err) == ("4 \n\n5\n", "Hm. \n\nSo 4.\n")
-
-
+MOVED = ("-s", "You work for Harbor Books.")
 CASES: dict[str, Any] = {
     "May I return this?": ("date=2026-07-01", "accepted", "refused"),
     "What is the shipping?": ("tier=silver", "free", "reduced"),
@@ -296,33 +286,30 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("question", CASES)
-def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
-    """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it."""
+@pytest.fixture
+def shipped_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample skill, compiled for the model that ships."""
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    assert run_here("compile", SAMPLES / "returns").code == 0
+
+
+def test_decisions_of_the_shipped_model(shipped_returns: None) -> None:
+    """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it. A method
+    without new values is noticed."""
     assert shipped_model().stat().st_size <= 10_000_000
-    field, old, new = CASES[question]
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    assert run_here("compile", SAMPLES / "returns").code == 0
-    ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
-    for system in ((), ("-s", "You work for Harbor Books.")):
+    for (question, (field, old, new)), system in zip(CASES.items(), ((), MOVED, MOVED), strict=True):
+        ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", *system)
         for method in ("stale", "field"):
-            assert run_here(*ask, method, *system).out.strip() == old
+            assert run_here(*ask, "--method", method).out.strip() == old
         for method in ("erratum", "field+erratum", "suffix", "recompute"):
-            assert run_here(*ask, method, *system).out.strip() == new
-
-
-def test_a_method_without_new_values_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    assert run_here("compile", SAMPLES / "returns").code == 0
+            assert run_here(*ask, "--method", method).out.strip() == new
     ask = ("ask", "Why?", "--splice", "returns", "-n", "2", "--method", "suffix", "--erratum")
     assert "the edit method suffix has no effect" in run_here(*ask, "The shop has moved.").err
     assert "no effect" not in run_here(*ask, "tier=basic").err
 
 
-def test_a_correction_for_all_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correction_for_all_reaches_every_question(shipped_returns: None) -> None:
     """A question's own errata and edits override `notes edit --all`; the text's value withdraws it."""
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    assert run_here("compile", SAMPLES / "returns").code == 0
     ask = ("ask", "May I return this?", "--splice", "returns")
     assert run_here("edit", "--all", "--field", "returns.date=2026-07-01").code == 0
     for more in ((), ("--recompute",), ("--session", "mine")):

@@ -16,7 +16,7 @@ from notes_cli.commands.setup import SETTINGS
 from notes_cli.library.models import SMOLLM2
 
 from ..limits import small_files
-from .conftest import run_apart, run_here
+from .conftest import run_here
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def test_the_order_of_defaults(
 
 
 def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Path) -> None:
-    """In processes of their own; the demonstration alone is announced, with the ways to a real model."""
-    first = run_apart("compile", skill)
+    """The demonstration alone is announced, with the ways to a real model."""
+    first = run_here("compile", skill)
     assert first.code == 0 and first.err.startswith(TELLS) and WAYS in first.err.splitlines()[0]
     installed = install()
     for arguments in (["compile", skill], ["ask", "Why?", "--splice", "returns", "-n", 2]):
-        done = run_apart(*arguments)
+        done = run_here(*arguments)
         assert done.code == 0 and TELLS not in done.err, done.err
     assert f"model smollm2: {installed}" in run_here("ask", "Why?", "-n", 2, "-v", "-m", "smollm2").err
 

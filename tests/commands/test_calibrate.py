@@ -19,8 +19,8 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.library.profiles import Composition, Profile, Profiles
-from notes_cli.measure import calibrate, composition, verify
-from notes_cli.measure.battery import LEAST, PAIRS
+from notes_cli.measure import battery, calibrate, composition, verify
+from notes_cli.measure.battery import PAIRS
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime import generate
 from notes_cli.runtime.generate import Decision
@@ -39,19 +39,21 @@ CASE = """cases:
 
 
 @pytest.fixture
-def mine(skill: Path) -> Path:
-    """A battery of one decision in the folder of the skill's text."""
+def mine(skill: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A battery of one decision in the folder of the skill's text; thoughts are short."""
+    monkeypatch.setattr(calibrate, "THINK", 4)
+    monkeypatch.setattr(calibrate, "SEAMS", (1,))
     path = skill.parent / "mine.yaml"
     path.write_text(CASE)
     return path
 
 
-@pytest.fixture
-def many(mine: Path) -> Path:
+def repeat(mine: Path, monkeypatch: pytest.MonkeyPatch, cases: int) -> None:
     """As many decisions as are needed: the same one, but the model does not know."""
+    for module in (battery, calibrate):
+        monkeypatch.setattr(module, "LEAST", cases)
     head, case = CASE.split("\n", 1)
-    mine.write_text(f"{head}\n{case * LEAST}")
-    return mine
+    mine.write_text(f"{head}\n{case * cases}")
 
 
 @pytest.fixture
@@ -70,7 +72,6 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
 
         monkeypatch.setattr(composition, "choose_task", lambda _, *given: decide_task(*given[:2]))
         monkeypatch.setattr(generate, "decide_task", decide_task)
-        monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
     return put
 
@@ -79,29 +80,38 @@ ASK = ("ask", "May I return this?", "--splice", "returns", "--field", "date=2026
 
 
 def test_what_is_right_stays_so(
-    notes: Notes, compiled: Path, many: Path, home: Path, hears: Callable[[Callable[[str], bool]], None]
+    notes: Notes,
+    compiled: Path,
+    mine: Path,
+    home: Path,
+    hears: Callable[[Callable[[str], bool]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model that overlooks the field and follows errata: agreement with its recompute would choose a wrong method."""
     hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # after the text
+    repeat(mine, monkeypatch, 2)
     answer = (*ASK, "--choices", "accepted,refused")
     assert notes(*answer).out == "refused\n"
-    done = notes("calibrate", "--cases", many, "--only")
+    done = notes("calibrate", "--cases", mine, "--only")
     assert done.code == 0 and str(home / "profiles") in done.err
-    assert (
-        f"direct: use erratum: nothing was proven better than erratum, which is right in {LEAST} of {LEAST}" in done.out
-    )
-    assert f"a recompute decides by the field in 0 of {LEAST} cases" in done.out
+    assert "direct: use erratum: nothing was proven better than erratum, which is right in 2 of 2" in done.out
+    assert "a recompute decides by the field in 0 of 2 cases" in done.out
     assert notes(*answer).out == "refused\n"
     explained = notes(*ASK, "--explain").out
     assert "method erratum: nothing was proven better" in explained and " (calibrate, 20" in explained
 
 
 def test_what_is_proven_better_is_followed(
-    notes: Notes, compiled: Path, many: Path, hears: Callable[[Callable[[str], bool]], None]
+    notes: Notes,
+    compiled: Path,
+    mine: Path,
+    hears: Callable[[Callable[[str], bool]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A model that reads its text and no errata; without the profile, which has a name, the safe default applies."""
     hears(lambda text: "date: 2026-07-01\ntier" in text)
-    found = notes("calibrate", "--cases", many, "--only", "--json").json
+    repeat(mine, monkeypatch, 6)  # six wins in six cases are a proof
+    found = notes("calibrate", "--cases", mine, "--only", "--json").json
     assert found["methods"]["direct"] != "erratum" and Path(found["path"]).is_file()
     assert notes(*ASK, "--choices", "accepted,refused").out == "refused\n"
     (listed,) = notes("profile", "ls", "--json").json
@@ -117,25 +127,23 @@ def test_what_is_proven_better_is_followed(
 
 
 def test_an_interrupted_calibration_goes_on(
-    notes: Notes, compiled: Path, many: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    notes: Notes, compiled: Path, mine: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C keeps measured steps, the same command measures the rest; other decisions start anew."""
+    """Ctrl-C keeps measured steps, and the same command measures the rest."""
 
     @contextmanager
     def interrupting(*_: object, **__: object) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: os.kill(os.getpid(), signal.SIGINT) if done == 3 else None
 
-    arguments = ("calibrate", "--cases", many, "--only")
+    repeat(mine, monkeypatch, 2)
+    arguments = ("calibrate", "--cases", mine, "--only")
     with monkeypatch.context() as patch:
         patch.setattr(output, "progress", interrupting)
         first = notes(*arguments)
-    assert first.code == 130 and f"measuring {LEAST} decisions takes about " in first.err
-    few = notes(*arguments, "-n", 1)
-    assert few.code == 0 and "measuring 1 decision takes about" in few.err
+    assert first.code == 130 and "measuring 2 decisions takes about " in first.err
     done = notes(*arguments)
-    assert done.code == 0 and f"3 of {2 * LEAST} steps were measured before" in done.err
+    assert done.code == 0 and "3 of 4 steps were measured before" in done.err
     assert notes("profile", "ls", "-q").out and not any((home / "profiles" / ".begun").iterdir())
-    assert "measured before" not in notes(*arguments, "-n", 1).err
 
 
 def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:
@@ -202,32 +210,24 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
         assert LOST not in notes(*quiet).err
 
 
-@pytest.mark.parametrize(
-    ("found", "advice"),
-    [
-        (
-            Composition("fails", "reversed", "x"),
-            "Name a skill with rules before the one with the values that they are for",
-        ),
-        (Composition("fails", "seam@16", "x"), "Give it --seam 16"),
-        (Composition("fails", "suffix", "x"), "Give it --decode fees"),
-        (Composition("fails", "recompute", "x"), "Give it --recompute"),
-        (Composition("holds", "", "x"), None),
-        (Composition("unable", "", "x"), None),
-        (Composition("open", "", "x"), None),
-    ],
-)
-def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Composition, advice: str | None) -> None:
+def test_each_repair_is_what_is_typed(notes: Notes, two: Path) -> None:
     """No warning where calibration found no failure, or with a seam that is long enough."""
-    name = put(notes, found)
-    err = notes(*BOTH).err
-    assert (LOST in err) == (advice is not None) and (advice is None or f". {advice}\n" in err)
-    if found.repair.startswith("seam"):
-        assert LOST not in notes(*BOTH, "--seam", 16).err and LOST in notes(*BOTH, "--seam", 15).err
-    shown = notes("profile", "show", name)
-    assert "several skills: x" in shown.out
-    assert ("for skills A and B: " in shown.out) == (advice is not None)
-    assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == found.verdict
+    for verdict, repair, advice in (
+        ("fails", "reversed", "Name a skill with rules before the one with the values that they are for"),
+        ("fails", "seam@16", "Give it --seam 16"),
+        ("fails", "suffix", "Give it --decode fees"),
+        ("fails", "recompute", "Give it --recompute"),
+        *((verdict, "", None) for verdict in ("holds", "unable", "open")),
+    ):
+        name = put(notes, Composition(verdict, repair, "x"))
+        err = notes(*BOTH).err
+        assert (LOST in err) == (advice is not None) and (advice is None or f". {advice}\n" in err), repair
+        if repair.startswith("seam"):
+            assert LOST not in notes(*BOTH, "--seam", 16).err and LOST in notes(*BOTH, "--seam", 15).err
+        shown = notes("profile", "show", name)
+        assert "several skills: x" in shown.out
+        assert ("for skills A and B: " in shown.out) == (advice is not None)
+        assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == verdict
 
 
 def test_what_is_known_stays_where_it_is_not_measured(
@@ -243,8 +243,8 @@ def test_what_is_known_stays_where_it_is_not_measured(
 
     monkeypatch.setattr(calibrate, "calibrate", measured)
     monkeypatch.setattr(calibrate, "LEAST", 1)
-    battery = str(resource("prompts") / "battery.yaml")
-    found = notes("calibrate", "--cases", battery, "--only", "--json").json
+    cases = resource("prompts") / "battery.yaml"
+    found = notes("calibrate", "--cases", cases, "--only", "--json").json
     assert found["composition"]["repair"] == "together" and LOST in notes(*BOTH).err
     assert notes("calibrate", "--json").json["composition"] is None and pairs == [0, PAIRS]
 
@@ -285,7 +285,8 @@ def _concluding(sequence: object, choices: object) -> tuple[str, float]:
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:
-    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word."""
+    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word, or by a key of a batch. A
+    later turn of a session refuses it (another name: tests/messages.yaml)."""
     for word in ("fees", two):
         pieces = notes(
             "ask", "Why?", "--splice", "returns", "--splice", word, "--decode", word, "--explain", "--json"
@@ -302,10 +303,6 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
     assert far(first) < 1e-3 and far(first) < far(both)  # `returns` is where it was compiled
     edited = notes(*BOTH, "--decode", "fees", "--field", "plan=solo", "--method", "suffix", "--json")
     assert edited.code == 0 and edited.json["tokens"]["spliced"] > 0
-
-
-def test_only_a_spliced_skill_can_be_decoded(notes: Notes, two: Path) -> None:
-    """A later turn of a session refuses it (another name: tests/messages.yaml), and a batch takes it as a key."""
     assert notes(*BOTH, "--session", "mine", "--decode", "fees").code == 0
     later = notes("ask", "And?", "--session", "mine", "--decode", "fees")
     assert later.code == 1 and "session mine has begun" in later.err
@@ -346,14 +343,13 @@ def test_a_narrow_terminal_has_no_figures(notes: Notes, compiled: Path) -> None:
 def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cosine below the bound fails although the decisions agree; the report is printed all the same."""
     monkeypatch.setattr(verify, "COSINE", 1.1)
-    outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?")
-    lines = outcome.out.splitlines()
-    assert outcome.code == 1 and lines[-2].startswith("FAIL: 1 of 1") and lines[-1].startswith("next: ")
-    assert lines[-3].startswith("missed: the mean cosine is ") and "it must be 1.1 or more (lowest: " in lines[-3]
-    assert "'Why?'" in lines[-3]
-    js = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--json")
+    asked = ("verify", "returns", "--choices", "a,b", "--question", "Why?")
+    outcome, js = notes(*asked), notes(*asked, "--json")
+    missed, fail, advice = outcome.out.splitlines()[-3:]
+    assert outcome.code == 1 and fail.startswith("FAIL: 1 of 1") and advice.startswith("next: ")
+    assert missed.startswith("missed: the mean cosine is ") and "must be 1.1" in missed and "'Why?'" in missed
     assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True
-    assert js.json["failed"] == [lines[-3].removeprefix("missed: ")]
+    assert js.json["failed"] == [missed.removeprefix("missed: ")]
 
 
 def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

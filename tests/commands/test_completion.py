@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.cli import run
+
 from .conftest import Notes, run_here
 
 
@@ -27,30 +29,44 @@ def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.Monk
     return folder
 
 
-def completed(line: str, word: str = "", source: str = "<(notes completion bash)") -> list[str]:
-    """Return bash's completions of a line for each way of word splitting; `word`: the last word."""
-    script = f"source {source}; "
-    script += """COMP_LINE=$1; COMP_POINT=${#1}; COMP_WORDS=("$2"); COMP_CWORD=0
+def completed(*lines: str, word: str = "", source: str = "<(notes completion bash)") -> list[list[str]]:
+    """bash's completions of each line, for each way of word splitting; `word`: the last word."""
+    script = f"source {source}; word=$1; shift; "
+    script += """for line; do COMP_LINE=$line; COMP_POINT=${#line}; COMP_WORDS=("$word"); COMP_CWORD=0; COMPREPLY=()
     _notes_complete notes
-    ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}" || true"""
-    done = subprocess.run(["bash", "-c", script, "-", line, word], capture_output=True, text=True, check=True)
+    ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}"; echo --; done"""
+    done = subprocess.run(["bash", "-c", script, "-", word, *lines], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    return done.stdout.splitlines()
+    return [part.splitlines() for part in done.stdout.split("--\n")[:-1]]
 
 
-def test_what_is_completed(shell: Path) -> None:
+def offered(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The candidates that `notes` gives a shell for a line."""
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setenv("_NOTES_COMPLETE", "bash_complete")
+        patch.setenv("COMP_WORDS", line)
+        patch.setenv("COMP_CWORD", "-1")
+        run([])
+    return [one.removeprefix("plain,") for one in capsys.readouterr().out.splitlines()]
+
+
+def test_what_is_completed(shell: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options and their values, skills, fields of the skill in the line, their values, sessions, samples."""
-    assert completed("notes comp") == ["compile", "completion"]
-    assert completed("notes ask --spl") == ["--splice"]
-    assert completed("notes ls --color=a") == ["auto", "always"]
-    assert completed("notes ask --splice re") == ["returns"]
-    assert completed("notes verify re") == ["returns"]
-    assert completed("notes ask --splice returns --field ") == ["date=", "tier="]
-    assert completed("notes ask --erratum da") == ["date="]
-    assert completed("notes edit mine --field date=") == ["2026-06-01"]
-    assert completed("notes ask --session ") == ["mine"] == completed("notes session undo m")
-    assert completed("notes compile store") == ["store-handbook"]
-    assert completed("notes ask --splice no") == []
+    for line, wanted in (
+        ("comp", ["compile", "completion"]),
+        ("ask --spl", ["--splice"]),
+        ("ls --color=a", ["auto", "always"]),
+        ("ask --splice re", ["returns"]),
+        ("verify re", ["returns"]),
+        ("ask --splice returns --field ", ["date=", "tier="]),
+        ("ask --erratum da", ["date="]),
+        ("edit mine --field date=", ["date=2026-06-01"]),
+        ("ask --session ", ["mine"]),
+        ("session undo m", ["mine"]),
+        ("compile store", ["store-handbook"]),
+        ("ask --splice no", ["file,no"]),
+    ):
+        assert offered(f"notes {line}", monkeypatch, capsys) == wanted, line
 
 
 def test_what_a_shell_would_take_apart_is_quoted(shell: Path, tmp_path: Path) -> None:
@@ -60,30 +76,28 @@ def test_what_a_shell_would_take_apart_is_quoted(shell: Path, tmp_path: Path) ->
     )
     assert run_here("compile", tmp_path / "odd.txt").code == 0
     start = "notes ask --splice odd --erratum "
-    assert completed(f"{start}Del") == ["Delivery\\ time="]
-    assert completed(f"{start}Delivery\\ time=") == ["3\\ days"]
-    assert completed(f"{start}quote=") == ["It\\'s\\ \\$HOME"]
-    assert completed(f"{start}日") == ["日期="]
-    assert completed(f"{start}'Delivery time=", word="'Delivery time=") == ["Delivery time=3 days"]
+    assert completed(f"{start}Del", f"{start}Delivery\\ time=", f"{start}quote=", f"{start}日") == [
+        *(["Delivery\\ time="], ["3\\ days"], ["It\\'s\\ \\$HOME"], ["日期="])
+    ]
+    (quoted,) = completed(f"{start}'Delivery time=", word="'Delivery time=")
+    assert quoted == ["Delivery time=3 days"]
 
 
 def test_models_with_a_colon(shell: Path, home: Path) -> None:
     """bash splits at the colon: the part before it is not offered again."""
     home.joinpath("config.yaml").write_text(f"models:\n  'small:1b': {os.environ['NOTES_MODEL']}\n")
-    assert completed("notes ask -m sm") == ["small:1b"] and completed("notes ask -m small:") == ["1b"]
+    assert completed("notes ask -m sm", "notes ask -m small:") == [["small:1b"], ["1b"]]
 
 
-@pytest.mark.parametrize(
-    "words", [f"notes {typed}" for typed in ("ask --field da", "ask --session m", "ask -m a", "compile r")]
-)
-def test_nothing_heavy_is_loaded(shell: Path, words: str) -> None:
+def test_nothing_heavy_is_loaded(shell: Path) -> None:
     """Neither numpy nor llama.cpp: a person waits at a keyboard."""
-    script = "import sys\nfrom notes_cli.cli import run\n"
-    script += "try: run([])\nexcept SystemExit: pass\n"
+    script = "import os, sys\nfrom notes_cli.cli import run\n"
+    script += "for words in 'ask --field da', 'ask --session m', 'ask -m a', 'compile r':\n"
+    script += "    os.environ['COMP_WORDS'] = 'notes ' + words\n    try: run([])\n    except SystemExit: pass\n"
     script += "print(*sorted({'numpy', 'notes_cli.lib', 'gguf', 'rich'} & set(sys.modules)), file=sys.stderr)"
-    environment = {**os.environ, "_NOTES_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "-1"}
+    environment = {**os.environ, "_NOTES_COMPLETE": "bash_complete", "COMP_CWORD": "-1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    assert done.stderr == "\n", done.stderr
+    assert (done.stdout.count("returns"), done.stderr) == (1, "\n"), done
 
 
 def test_one_command_installs_it(shell: Path, tmp_path: Path) -> None:
@@ -93,7 +107,7 @@ def test_one_command_installs_it(shell: Path, tmp_path: Path) -> None:
     path, start = Path(done.out.strip()), (tmp_path / ".bashrc").read_text()
     assert path.is_file() and str(path) in start and start.startswith("alias ll='ls -l'\n") and start.endswith("\n")
     assert run_here("completion", "bash", "--install", "-q").err == "" and (tmp_path / ".bashrc").read_text() == start
-    assert completed("notes inspect --text ret", source="~/.bashrc") == ["returns"]
+    assert completed("notes inspect --text ret", source="~/.bashrc") == [["returns"]]
     path.unlink()
     gone = subprocess.run(["bash", "-c", "source ~/.bashrc"], capture_output=True)
     assert (gone.returncode, gone.stderr) == (0, b""), "a shell starts without it as well"
@@ -117,15 +131,13 @@ def test_scripts_of_other_shells(shell: Path, tmp_path: Path, name: str, monkeyp
             assert subprocess.run(asked, capture_output=True, text=True).stdout == "returns\n"
 
 
-@pytest.mark.parametrize("home", ["", "here"])
-def test_a_home_or_a_shell_that_is_none(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_home_or_a_shell_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is written into the folder that happens to be the current one."""
     monkeypatch.setenv("SHELL", "/bin/tcsh")
-    outcome = run_here("completion")
-    assert outcome.code == 2 and "The variable SHELL is 'tcsh'" in outcome.err
+    assert "The variable SHELL is 'tcsh'" in run_here("completion").refusal(2)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", home)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    outcome = run_here("completion", "bash", "--install")
-    assert (outcome.code, outcome.out) == (1, "") and f"HOME is {home!r}" in outcome.err
+    for home in ("", "here"):
+        monkeypatch.setenv("HOME", home)
+        assert f"HOME is {home!r}" in run_here("completion", "bash", "--install").refusal()
     assert not [*tmp_path.iterdir()]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples import SAMPLES
 
-from notes_cli.config import shipped_model
-
 from .. import stores
-from .conftest import Notes, command_line, saved
+from .conftest import Notes, saved
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
-RETURNS = str(SAMPLES / "returns")
-ASKED = ["--question", "What is the shipping?", "--window", "32"]  # by a model that reads: others decide alike
 TYPES = {
     "integer": (int,),
     "number": (int, float),
@@ -73,91 +68,91 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
     return [(prefix, value)]
 
 
-@pytest.mark.parametrize(
-    ("section", "arguments"),
-    [
-        ("ask --json", ["ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "-s", "x", "-n", "2", "--json"]),
-        ("ask --json", ["ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json"]),
-        ("ask --json", ["ask", "Why?", "-n", "2", "--json"]),
-        ("ask --json", ["ask", "Why?", "--think", "--max-think", "3", "-n", "2", "--json"]),
-        ("ask --json", ["ask", "Why?", "--splice", "returns", "--field", "tier=basic", "-n", "2", "--json"]),
-        ("verify --json", ["verify", "returns", "--choices", "a,b", "--erratum", "tier=basic", "--json"]),
-        ("verify --json", ["verify", "returns", "--question", "Why?", "--json"]),
-        ("verify --json", ["verify", "returns", RETURNS + "/../support", "--question", "Why?", "--json"]),
-        ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
-        ("calibrate --json", ["calibrate", "-n", "2", "--json"]),
-        ("bench --json", ["bench", "-m", str(shipped_model()), "--tokens", "8", "--runs", "2", "--json"]),
-        ("session ls --json", ["session", "ls", "--json"]),
-        ("session show --json", ["session", "show", "mine", "--json"]),
-        ("verify --field --json", ["verify", "returns", "--field", "tier=b", "--method", "all", "--json"]),
-        ("verify --session --json", ["verify", "--session", "mine", "--json"]),
-        ("edit --json", ["edit", "mine", "--field", "date=2026-07-01", "--json"]),
-        ("edit --all --json", ["edit", "--all", "--field", "tier=basic", "--json"]),
-        ("session undo --json", ["session", "undo", "mine", "--json"]),
-        ("session fork --json", ["session", "fork", "mine", "other", "--json"]),
-        ("session rm --json", ["session", "rm", "mine", "-y", "--json"]),
-        ("session compact --json", ["session", "compact", "mine", "--json"]),
-        ("session forget --json", ["session", "forget", "mine", "1", "--json"]),
-        ("session forget --json", ["session", "forget", "mine", "2", "--method", "suffix", "--dry-run", "--json"]),
-        ("session export --json", ["session", "export", "mine", "{}/mine.notes.tar", "--json"]),
-        ("session import --json", ["session", "import", "{}/imported.notes.tar", "--json"]),
-        ("ls --json", ["ls", "--json"]),
-        ("prune --json", ["prune", "--older-than", "0s", "-y", "--json"]),
-        ("prune --json", ["prune", "--older-than", "0s", "--dry-run", "--json"]),
-        ("fsck --json", ["fsck", "--repair", "--json"]),
-        ("export --json", ["export", "returns", "{}/returns.gguf", "--json"]),
-        ("import --json", ["import", "{}/exported.gguf", "--name", "other", "--json"]),
-        ("compile --json", ["compile", RETURNS, "--json", "--name", "other"]),
-        ("compile --json", ["compile", "--from", "returns", "--blocks", "2", "--json"]),
-        ("rm --json", ["rm", "returns", "--json"]),
-        ("rm --json", ["rm", "returns", "--dry-run", "--json"]),
-        ("inspect --json", ["inspect", "returns", "--json"]),
-        ("models --json", ["models", "--json"]),
-        ("doctor --json", ["doctor", "--json"]),
-        ("init --json", ["init", "{}/samples", "--json"]),
-        ("paths --json", ["paths", "--json"]),
-        ("config show --json", ["config", "show", "--json"]),
-        ("profile ls --json", ["profile", "ls", "--json"]),
-        ("calibrate --json", ["profile", "show", "PROFILE", "--json"]),
-        ("profile rm --json", ["profile", "rm", "PROFILE", "--json"]),
-    ],
+ASK = "ask Why? -n 2 --json"
+# Sections of the document, or "" for what a later command needs, and command lines, in one home and in this order.
+COMMANDS = (
+    ("ask --json", f"{ASK} --splice returns --erratum tier=b -s x"),
+    ("ask --json", "ask Why? --splice returns --choices a,b --json"),
+    ("ask --json", ASK),
+    ("ask --json", f"{ASK} --think --max-think 3"),
+    ("ask --json", f"{ASK} --splice returns --field tier=basic"),
+    ("verify --json", "verify returns --choices a,b --erratum tier=basic --json"),
+    ("verify --json", "verify returns --question Why? --json"),
+    ("verify --json", "verify returns {samples}/support --question Why? --json"),
+    ("verify --field --json", "verify returns --field tier=b --method all --json"),
+    ("bench --json", "bench -m notes-tiny --tokens 8 --runs 2 --json"),
+    ("", "ask Why? --splice returns --session mine -n 2"),
+    ("edit --json", "edit mine --field date=2026-07-01 --json"),
+    ("ask --json", f"{ASK} --session mine"),
+    ("verify --session --json", "verify --session mine --json"),
+    ("session ls --json", "session ls --json"),
+    ("session show --json", "session show mine --json"),
+    ("session fork --json", "session fork mine other --json"),
+    ("session export --json", "session export other {folder}/other.notes.tar --json"),
+    ("session forget --json", "session forget mine 2 --method suffix --dry-run --json"),
+    ("session forget --json", "session forget mine 1 --json"),
+    ("session compact --json", "session compact mine --json"),
+    ("session undo --json", "session undo mine --json"),
+    ("edit --all --json", "edit --all --field tier=basic --json"),
+    ("session rm --json", "session rm other -y --json"),
+    ("session import --json", "session import {folder}/other.notes.tar --json"),
+    ("ls --json", "ls --json"),
+    ("inspect --json", "inspect returns --json"),
+    ("export --json", "export returns {folder}/returns.gguf --json"),
+    ("import --json", "import {folder}/returns.gguf --name other --json"),
+    ("compile --json", "compile {samples}/returns --json --name third"),
+    ("compile --json", "compile --from returns --blocks 2 --json"),
+    ("fsck --json", "fsck --repair --json"),
+    ("rm --json", "rm returns --dry-run --json"),
+    ("rm --json", "rm returns --json"),
+    ("prune --json", "prune --older-than 0s --dry-run --json"),
+    ("prune --json", "prune --older-than 0s -y --json"),
+    ("models --json", "models --json"),
+    ("doctor --json", "doctor --json"),
+    ("init --json", "init {folder}/samples --json"),
+    ("paths --json", "paths --json"),
+    ("config show --json", "config show --json"),
+    ("calibrate --json", "calibrate --cases {folder}/mine.yaml --only --json"),
+    ("profile ls --json", "profile ls --json"),
+    ("calibrate --json", "profile show {profile} --json"),
+    ("profile rm --json", "profile rm {profile} --json"),
 )
-def test_keys_are_those_of_the_document(
-    notes: Notes, model: Path, compiled: Path, section: str, arguments: list[str], tmp_path: Path
-) -> None:
+
+
+def test_keys_are_those_of_the_document(notes: Notes, model: Path, compiled: Path, tmp_path: Path) -> None:
     """Exactly the documented keys, each of the documented type."""
-    keys = documented(section)
-    arguments = [argument.format(tmp_path) for argument in arguments]
-    if arguments[0] in ("session", "edit") or arguments[:2] == ["verify", "--session"]:
-        assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", "2").code == 0
-        assert notes("edit", "mine", "--field", "tier=basic").code == 0
-        if arguments[1] == "forget":
-            assert notes("ask", "And?", "--session", "mine", "-n", "2").code == 0
-        assert notes("session", "export", "mine", tmp_path / "imported.notes.tar").code == 0
-    if arguments[0] == "fsck":
-        compiled.chmod(0o644)
-    if arguments[0] == "import":
-        assert notes("export", "returns", tmp_path / "exported.gguf").code == 0
-    if arguments[0] == "models":
-        stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
-    if arguments[0] == "profile":
-        name = saved(notes)
-        arguments = [argument.replace("PROFILE", name) for argument in arguments]
-    found = flat(notes(*arguments).json, keys)
-    assert {key for key, _ in found} == set(keys)
-    for key, value in found:
-        assert type(value) in keys[key], key
+    stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
+    (tmp_path / "mine.yaml").write_text(
+        "cases: [{text: 'tier: b', question: 'Why?', choices: [a, b], field: tier, value: c, right: [a, b]}]"
+    )
+    places = {"folder": tmp_path, "samples": SAMPLES}
+    for section, line in COMMANDS:
+        if line.startswith("profile"):
+            places["profile"] = saved(notes)
+        if section.startswith("fsck"):
+            compiled.chmod(0o644)
+        outcome = notes(*line.format(**places).split())
+        if section:
+            keys = documented(section)
+            found = flat(outcome.json, keys)
+            assert {key for key, _ in found} == set(keys), line
+            assert not [key for key, value in found if type(value) not in keys[key]], line
+        else:
+            assert outcome.code == 0, line
 
 
-def test_events_of_a_watch_have_the_keys_of_the_document(skill: Path, model: Path) -> None:
+def test_events_of_a_watch_have_the_keys_of_the_document(
+    notes: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line for each compile and each failure."""
     keys, broken = documented("watch --json"), skill.with_name("broken.txt")
     broken.write_text("---\nname: [\n")
-    command = command_line("watch", skill, broken, "--json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout
-        events = [json.loads(process.stdout.readline()) for _ in range(2)]
-        process.terminate()
+
+    def ended(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
+    events = [json.loads(line) for line in notes("watch", skill, broken, "--json").out.splitlines()]
     assert [event["event"] for event in events] == ["compiled", "failed"]
     for event in events:
         assert event.keys() == keys.keys() and all(type(value) in keys[key] for key, value in event.items())
@@ -184,7 +179,7 @@ def test_errors_are_json_too(notes: Notes, arguments: list[str], status: int) ->
     assert outcome.json["error"]["status"] == status
 
 
-def test_a_failure_that_was_told_is_told_once(notes: Notes) -> None:
+def test_a_failure_is_reported_once(notes: Notes) -> None:
     """doctor with a problem, a question that is called --json: no second document, none at all."""
     found = notes("doctor", "-m", "/nowhere.gguf", "--json")
     assert found.code == 1 and found.json["problems"]
@@ -200,14 +195,10 @@ def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
     assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer", "tokens.reasoning"}
 
 
-def test_identity_is_documented(notes: Notes, compiled: Path) -> None:
-    text = DOCUMENT.read_text()
-    for key in notes("ls", "--json").json[0]["identity"]:
-        assert f"`{key}`" in text
-
-
 def test_times_add_up(notes: Notes, compiled: Path) -> None:
-    """Stages nest as documented."""
+    """Stages nest as documented; the identity's keys are documented too."""
     ms = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json["ms"]
     assert 0 < ms["splice"] <= ms["prompt"] <= ms["first_token"] <= ms["total"]
     assert ms["load"] + ms["first_token"] <= ms["total"]
+    for key in notes("ls", "--json").json[0]["identity"]:
+        assert f"`{key}`" in DOCUMENT.read_text()

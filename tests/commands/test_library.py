@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, Outcome, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, snapshot
 
 
 @pytest.fixture
@@ -88,12 +89,14 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
 
 
 def test_prune_keeps_what_it_may_not_read(
-    notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
+    notes: Notes, compiled: Path, unprivileged: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that this user may not read may be up to date; it is not damaged."""
     skill.write_text(f"{TEXT} And more.")
     compiled.chmod(0o000)
-    outcome = unprivileged("prune", "--stale", "-y")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, _: path != compiled)  # access(2) asks of the real user, root
+        outcome = unprivileged("prune", "--stale", "-y")
     assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
     compiled.chmod(0o600)
     assert notes("prune", "--stale", "-y").out == f"{compiled}\n"

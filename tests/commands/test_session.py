@@ -91,16 +91,16 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
     assert notes("fsck").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
-@pytest.mark.parametrize("bad", [259, 2**31 - 1])
-def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path, bad: int) -> None:
+def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path) -> None:
     """A ledger is untrusted: 259 tokens exist, and a larger id would crash llama.cpp."""
+    for bad in (259, 2**31 - 1):
 
-    def change(lines: list[Any]) -> None:
-        lines[1]["pieces"][0]["tokens"][0] = bad
+        def change(lines: list[Any], bad: int = bad) -> None:
+            lines[1]["pieces"][0]["tokens"][0] = bad
 
-    forge(begun, change)
-    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=silver")):
-        assert f"session mine holds token {bad}" in notes(*arguments).refusal()
+        forge(begun, change)
+        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=silver")):
+            assert f"session mine holds token {bad}" in notes(*arguments).refusal()
     assert notes("session", "undo", "mine").code == 0
 
 
@@ -243,27 +243,20 @@ def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> 
     assert session["name"].startswith("chat-") and session["turns"] == 2
 
 
-@pytest.mark.parametrize("command", ["/erratum none=1", "/splice returns"])
-def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, command: str) -> None:
-    """The next question fails and names the dropped erratum or skill; the question after that is answered."""
-    lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
-    outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
-    assert outcome.code == 1 and outcome.out.split() == ["accepted", "accepted"]
-    assert f"left out from now on: {command.split()[1]}" in outcome.err
-
-
-def test_a_correction_without_a_question_is_named(notes: Notes, returns: None) -> None:
-    outcome = notes("chat", "--splice", "returns", stdin=f"{QUESTION}\n/erratum date=2026-07-01")
+def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None) -> None:
+    """The next question fails and names the dropped erratum or skill; the question after that is answered. A correction
+    without a question is named; a skill that it has is not spliced again; its system text cannot be another one."""
+    for name, command in (("one", "/erratum none=1"), ("two", "/splice returns")):
+        lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
+        outcome = notes("chat", name, "--splice", "returns", stdin="\n".join(lines))
+        assert outcome.code == 1 and outcome.out.split() == ["accepted", "accepted"]
+        assert f"left out from now on: {command.split()[1]}" in outcome.err
+    outcome = notes("chat", "three", "--splice", "returns", stdin=f"{QUESTION}\n/erratum date=2026-07-01")
     assert outcome.code == 1 and "no question followed: date=2026-07-01" in outcome.err
-
-
-def test_a_conversation_goes_on_with_the_same_options(notes: Notes, returns: None) -> None:
-    """A skill that it has is not spliced again; its system text cannot be another one."""
-    for _ in range(2):
-        outcome = notes("chat", "mine", "--splice", "returns", stdin=QUESTION)
-        assert (outcome.code, outcome.out.strip()) == (0, "accepted")
-    outcome = notes("chat", "mine", "--system", "Be brief.", stdin=QUESTION)
-    assert outcome.code == 1 and "session mine has begun" in outcome.err
+    outcome = notes("chat", "three", "--splice", "returns", stdin=QUESTION)
+    assert (outcome.code, outcome.out.strip()) == (0, "accepted")
+    outcome = notes("chat", "three", "--system", "Be brief.", stdin=QUESTION)
+    assert outcome.code == 1 and "session three has begun" in outcome.err
 
 
 def test_another_chat_template(notes: Notes, returns: None, tmp_path: Path) -> None:

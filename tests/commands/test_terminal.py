@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import os
 import shlex
@@ -10,12 +13,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from notes_cli.cli import COMMANDS
+from notes_cli.cli import COMMANDS, run
+from notes_cli.output import Stdout
 
-from .conftest import Notes, command_line, on_a_terminal, run_apart, snapshot
+from .conftest import Notes, Terminal, command_line, on_a_pty, run_here, snapshot
 
 ENDLESS = ("-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
 
@@ -42,23 +47,20 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     assert done.stdout.endswith(b"141\n")
 
 
-def test_help_needs_neither_numpy_nor_llama() -> None:
-    """Help is there at once: nothing heavy is imported."""
+def test_help_needs_neither_numpy_nor_llama(home: Path) -> None:
+    """Help and the list are there at once: nothing heavy is imported."""
     code = (
         "import sys; from notes_cli.cli import run; "
         "statuses = {run([*line.split(), '-h']) for line in ['', *sys.argv[1:]]}; "
-        "print(*statuses, *sorted({'numpy', 'notes_cli.lib', 'gguf', 'rich', 'jinja2'} & set(sys.modules)))"
+        "print(*statuses, *sorted({'numpy', 'notes_cli.lib', 'gguf', 'rich', 'jinja2'} & set(sys.modules))); "
+        "run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, *COMMANDS], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "0" and done.stdout.count("Usage: notes") == len(COMMANDS) + 1
-    bare = subprocess.run(command_line(), capture_output=True, text=True)
-    assert bare.returncode == 2 and "Usage: notes" in bare.stderr
-
-
-def test_ls_needs_no_llama(home: Path) -> None:
-    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "[]\nFalse\n"
+    assert (
+        done.stdout.splitlines()[-3:] == ["0", "[]", "False"] and done.stdout.count("Usage: notes") == len(COMMANDS) + 1
+    )
+    bare = run_here()
+    assert bare.code == 2 and "Usage: notes" in bare.err
 
 
 INTERRUPTED = (130, "", "notes: interrupted\n")
@@ -109,7 +111,7 @@ notes_cli.signals.install = begin
 """
 
 
-@pytest.mark.parametrize("at", [1, 3, 40, 900, 7_000, 20_000, 50_000, 90_000, 140_000, 200_000, 300_000])
+@pytest.mark.parametrize("at", [1, 900, 20_000, 90_000, 200_000])
 def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) -> None:
     """From the first line on, in imports, callbacks and finalizers: one line and 130, or all was done before."""
     done = run_with(STEPPED.format(at=at), "compile", skill, "-q")
@@ -120,10 +122,7 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
 
 @pytest.mark.parametrize(
     ("number", "after"),
-    [
-        *((signal.SIGINT, after) for after in (0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7)),
-        *((number, after) for number in (signal.SIGTERM, signal.SIGHUP) for after in (0.0, 0.2, 0.7)),
-    ],
+    [*((signal.SIGINT, after) for after in (0.0, 0.1, 0.3, 0.7)), *((signal.SIGTERM, 0.2), (signal.SIGHUP, 0.7))],
 )
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
     """The same in real time. After SIGTERM and SIGHUP the process ends by the signal."""
@@ -160,21 +159,21 @@ def asked_by_c():  # whose caller drops the exception
 log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(strike)
 """
 PLACES = {
-    "llama.cpp's log": "llama.llama_log_set(log, None)",
-    "the progress of a load": "process.loading = lambda shown: step",
-    "a finalizer": "before(sequence.KVSequence, 'check_intact', lambda: Struck() and None)",
-    "a call from C": "before(sequence.KVSequence, 'check_intact', asked_by_c)",
-    "after a context was freed": "after(llama, 'llama_free')",
-    "after a model was freed": "after(llama, 'llama_model_free')",
+    "llama.cpp's log": (signal.SIGINT, "llama.llama_log_set(log, None)"),
+    "the progress of a load": (signal.SIGTERM, "process.loading = lambda shown: step"),
+    "a finalizer": (signal.SIGTERM, "before(sequence.KVSequence, 'check_intact', lambda: Struck() and None)"),
+    "a call from C": (signal.SIGINT, "before(sequence.KVSequence, 'check_intact', asked_by_c)"),
+    "after a context was freed": (signal.SIGINT, "after(llama, 'llama_free')"),
+    "after a model was freed": (signal.SIGTERM, "after(llama, 'llama_model_free')"),
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("place", PLACES)
-def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: signal.Signals) -> None:
+def test_stopped_where_exceptions_are_lost(model: Path, place: str) -> None:
     """The interrupt is raised again until it propagates; nothing is freed twice."""
     limit = ["-n", "3"] if "freed" in place else ENDLESS
-    done = run_with(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
+    number, code = PLACES[place]
+    done = run_with(STRIKE.format(signal=number.name) + code, "ask", "Why?", *limit)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (STATUS[number], f"notes: {WORDS[number]}")
 
 
@@ -224,8 +223,9 @@ STOPS = "import notes_cli.engine.sequence as sequence, os, signal\n"
 STOPS += "sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.{number})"
 
 
-@pytest.mark.parametrize("number", WORDS)
-@pytest.mark.parametrize("code", [STUCK, STOPS])
+@pytest.mark.parametrize(
+    ("code", "number"), [(STUCK, signal.SIGINT), (STUCK, signal.SIGTERM), (STOPS, signal.SIGHUP)], ids=[*"123"]
+)
 def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.Signals) -> None:
     """With the shell's status. The process does not wait for a computation that does not stop."""
     done = run_with(code.format(number=number.name), "ask", "Why?", "--json")
@@ -235,7 +235,7 @@ def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.
 
 def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
     """The progress bar is removed, and the cursor is shown again."""
-    shown = on_a_terminal(["compile", skill], STUCK.format(number="SIGINT"), status=[130])
+    shown = on_a_pty(["compile", skill], STUCK.format(number="SIGINT"), 130)
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and shown.count("interrupted") == 1
 
 
@@ -258,13 +258,13 @@ sequence.KVSequence.check_intact = flush
 
 
 def test_nohup_and_background_jobs_go_on(model: Path) -> None:
-    script = 'trap "" INT HUP; exec "$@"'
+    script = 'trap "" INT HUP; echo begun; exec "$@"'
     process = subprocess.Popen(
         ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
-    time.sleep(0.3)
+    assert process.stdout and process.stdout.read(6) == b"begun\n"
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGHUP)
     assert process.communicate()[0].strip() and process.returncode == 0
@@ -273,8 +273,6 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
 def commands(skill: Path, folder: Path) -> list[list[object]]:
     ask = ["--question", "Why?", "--choices", "a,b"]
     return [
-        ["--help"],
-        ["--version"],
         ["compile", skill],
         ["ask", "Why?", "-n", 2],
         ["ask", "Why?", "-n", 2, "--json"],
@@ -293,11 +291,41 @@ def commands(skill: Path, folder: Path) -> list[list[object]]:
     ]
 
 
-@pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
-def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
-    """No traceback. A result that could not be printed is a failure; a lost message is none, nor an early reader."""
+class FullDisk(io.RawIOBase):
+    full = True
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+
+def test_a_result_that_could_not_be_printed_is_a_failure(
+    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every command, in one line without a traceback."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
-    for arguments in commands(skill, tmp_path)[:: 1 if how == "> /dev/full" else 3]:
+    for arguments in commands(skill, tmp_path):
+        errors = io.StringIO()
+        disk = FullDisk()
+        monkeypatch.setattr(sys, "stdin", Terminal())
+        stdout = Stdout(io.BufferedWriter(disk), encoding="utf-8")
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(errors):
+            code = run([*map(str, arguments)])
+        disk.full = False
+        stdout.close()
+        assert code == 1 and "Traceback" not in errors.getvalue(), arguments
+        last = errors.getvalue().splitlines()[-1]
+        assert last.startswith("notes: cannot write to standard output:"), (arguments, last)
+
+
+@pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
+def test_streams_that_are_closed_or_full(model: Path, how: str) -> None:
+    """No traceback. A lost message is no failure, nor an early reader."""
+    for arguments in (["--help"], ["ask", "Why?", "-n", 2], ["doctor"]):
         script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'
         done = subprocess.run(
             ["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, stdin=subprocess.DEVNULL
@@ -315,13 +343,12 @@ def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Pa
 def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
     """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
     os.utime(skill, (2**32, 2**32))  # the stamp of a file that may still change is marked as such, now and later
-    whole = run_apart("compile", skill, "-v")
-    assert whole.code == 0
+    assert run_here("compile", skill, "-v").code == 0
     before = snapshot(home / "library")
     subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", *command_line("compile", skill, "-v", "--force")])
     after = snapshot(home / "library")
     assert [len(data) for data in after.values()] == [len(data) for data in before.values()]
-    assert os.listdir(home / "library") and run_apart("inspect", "returns").code == 0
+    assert os.listdir(home / "library") and run_here("inspect", "returns").code == 0
 
 
 AT_EXIT = "import atexit; atexit.register(lambda: sys.stderr.write('called'))"
@@ -331,13 +358,11 @@ BUFFERED = "from notes_cli import output; begin = output.begin"
 BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer.write(b'first '))"
 
 
-@pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
-def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
+def test_what_is_left_to_do_at_the_end_is_done() -> None:
     """Python's slow shutdown is skipped; exit handlers and threads that still compute are not."""
-    done = run_with(code, "ls", "--json")
-    assert (done.returncode, json.loads(done.stdout)) == (0, [])
-    assert done.stderr == ("waited forcalled" if "threading" in code else "called")
-    failed = run_with(code, "inspect", "none")
+    done = run_with(f"{THREAD}\n{AT_EXIT}", "ls", "--json")
+    assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, [], "waited forcalled")
+    failed = run_with(AT_EXIT, "inspect", "none")
     assert failed.returncode == 1 and failed.stderr.endswith("called")
 
 

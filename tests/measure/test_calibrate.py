@@ -17,25 +17,35 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import CalibrationCheckpoint, Carried, Profile, Profiles, step_name
 from notes_cli.measure import battery, composition, verify
-from notes_cli.measure.battery import LEAST, Asked, Pair, pairs, shipped_battery
+from notes_cli.measure.battery import LEAST, Asked, Case, Pair, pairs, shipped_battery
 from notes_cli.measure.calibrate import SEAMS, calibrate
-from notes_cli.measure.composition import (
-    REPAIRS,
-    WITHOUT,
-    Tally,
-    judge,
-    judge_carried,
-    measure_carried,
-    measure_pairs,
-)
+from notes_cli.measure.composition import REPAIRS, WITHOUT, Tally, judge, judge_carried, measure_carried, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import Decision
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
+from notes_cli.text.skill import parse_skill
 
 from ..conftest import MakeWorkspace
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model thinks without end, and one seam is as good as four."""
+    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 4)
+    monkeypatch.setattr("notes_cli.measure.calibrate.SEAMS", (1,))
+
+
+def short_cases(number: int) -> list[Case]:
+    """Different decisions by short texts."""
+    skills = [
+        parse_skill(f"date: 2026-06-0{day}\n\nReturns before 2026-06-15 are accepted.", source="x", default="x")
+        for day in range(1, number + 1)
+    ]
+    ways = ("accepted", "refused")
+    return [Case(skill, "May I return this?", ways, "date", "2026-07-01", ways) for skill in skills]
 
 
 def test_it_is_not_agreement_that_counts() -> None:
@@ -58,11 +68,11 @@ def test_fields_decide_on_the_shipped_model() -> None:
     """On a few decisions: every method, wording, seam and place is measured, and none is chosen."""
     progress: list[tuple[int, int]] = []
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
-        profile = calibrate(workspace, shipped_battery()[:4], lambda done, of: progress.append((done, of)))
-    assert progress == [(done, 8) for done in range(1, 9)]
-    assert profile.decisive["direct"] >= 3
+        profile = calibrate(workspace, shipped_battery()[:3], lambda done, of: progress.append((done, of)))
+    assert progress == [(done, 6) for done in range(1, 7)]
+    assert profile.decisive["direct"] == 3
     for way in ("direct", "reasoned"):
-        assert profile.methods[way] == "erratum" and profile.verdicts[way].startswith("4 cases prove nothing")
+        assert profile.methods[way] == "erratum" and profile.verdicts[way].startswith("3 cases prove nothing")
         stale, recompute = profile.found("method", "stale", way), profile.found("method", "recompute", way)
         assert stale is not None and recompute is not None
         assert stale.same < stale.cases == recompute.same and stale.decoded < recompute.decoded
@@ -73,9 +83,9 @@ def test_fields_decide_on_the_shipped_model() -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.patches("recurrent"))])
-def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str) -> None:
+def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str, brief: None) -> None:
     """After each step, with the figures of a single run; steps of other cases, versions or damage are not used."""
-    cases, drawn = shipped_battery()[:2], pairs()[:1]
+    cases, drawn = short_cases(2), pairs()[:1]
     whole = calibrate(make_workspace(kind), cases, None, drawn)
     profile, steps = tmp_path / "profiles" / "a.json", {"llama": 5, "lfm2": 6}[kind]
     measured: list[str] = []
@@ -116,22 +126,15 @@ def figures(profile: Profile) -> list[tuple[object, ...]]:
     return [*rows, *means, tuple(profile.decisive.items()), (profile.wording, profile.seam, profile.carry)]
 
 
-def test_a_deaf_model_is_told(make_workspace: MakeWorkspace) -> None:
+def test_a_model_that_overlooks_fields_proves_nothing(make_workspace: MakeWorkspace, brief: None) -> None:
     """Decisions of random weights do not depend on the field: nothing is proven, and the default stays."""
-    profile = calibrate(make_workspace(), shipped_battery()[:6])
+    profile = calibrate(make_workspace(), short_cases(3))
     assert profile.methods == {"direct": "erratum", "reasoned": "erratum"}
-    assert max(profile.decisive.values()) < 3
-
-
-def test_a_model_that_cannot_rewrite(make_workspace: MakeWorkspace) -> None:
-    """Unsupported methods are skipped; the others are measured."""
-    profile = calibrate(make_workspace("mamba"), shipped_battery()[:1])
-    names = {one.name for one in profile.measured if one.what == "method"}
-    assert not names & {"field", "selective@16", "suffix"}
+    assert max(profile.decisive.values()) < 2
 
 
 N = 48
-FEW = 8  # pairs
+FEW = 6  # pairs
 
 
 def rights(right: dict[str, int], of: int = N) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
@@ -162,11 +165,7 @@ def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repa
     assert (found.verdict, found.repair) == (verdict, repair)
     spliced = right.get("recompute" if verdict == "unable" else "spliced", N)
     assert f"{spliced} of {N} (" in found.why
-
-
-def test_few_questions_prove_nothing() -> None:
-    """Whatever the figures."""
-    assert judge(*rights({"spliced": 0}, of=LEAST - 1)).verdict == "open"
+    assert judge(*rights({"spliced": 0}, of=LEAST - 1)).verdict == "open"  # few questions prove nothing
 
 
 class Reader:
@@ -222,13 +221,13 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
 def test_on_the_model_that_ships() -> None:
     """Questions of one skill are right in all ways; those of two only if K/V of one depends on the other."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
-        found, measured = measure_pairs(workspace, pairs(6))
+        found, measured = measure_pairs(workspace, pairs(4))
         assert workspace.context.used == 0
-    assert found is not None and found.verdict == "open" and "6 questions prove nothing" in found.why
-    assert all(one.right == one.same == 6 for one in measured if one.way == "one")
+    assert found is not None and found.verdict == "open" and "4 questions prove nothing" in found.why
+    assert all(one.right == one.same == 4 for one in measured if one.way == "one")
     right = {one.name: one.right for one in measured if one.way == "two"}
-    assert right["recompute"] == right["together"] == right["suffix"] == 6
-    assert max(right[name] for name in ("spliced", "reversed", "seam@16", *WITHOUT)) <= 3
+    assert right["recompute"] == right["together"] == right["suffix"] == 4
+    assert max(right[name] for name in ("spliced", "reversed", "seam@16", *WITHOUT)) <= 2
     exact = next(one for one in measured if one.name == "recompute")
     assert exact.cosine == 1.0
 
@@ -292,18 +291,14 @@ def test_what_follows(carried: int, read: int, without: int, verdict: str, says:
     }
     found = judge_carried(right)
     assert found.verdict == verdict and says in found.why
-
-
-def test_few_decisions_prove_nothing() -> None:
-    """Even if all are right."""
-    found = judge_carried({name: [name != "without"] * 40 for name in ("carried", "recompute", "without")})
-    assert found.verdict == "open" and found.why.startswith("40 decisions prove nothing")
+    few = judge_carried({name: [name != "without"] * 40 for name in right})  # even if all are right
+    assert few.verdict == "open" and few.why.startswith("40 decisions prove nothing")
 
 
 @pytest.mark.patches("recurrent")
 def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
     """Both places and all three ways are measured, and the verdict is `open`."""
-    workspace, cases = make_workspace("lfm2"), shipped_battery()[:3]
+    workspace, cases = make_workspace("lfm2"), short_cases(3)
     progress: list[int] = []
     found, measured = measure_carried(workspace, cases, lambda: progress.append(1))
     assert found is not None and found.verdict == "open" and len(progress) == 3
@@ -313,21 +308,20 @@ def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
     decoded = {(one.name, one.way): one.decoded for one in measured}
     assert all(decoded["carried", place] < decoded["recompute", place] for place in ("after", "before"))
     assert not workspace.context.carries
+    # attention alone has no recurrent state
+    assert measure_carried(make_workspace(), cases[:1], lambda: None) == (None, [])
 
 
 @pytest.mark.patches("recurrent")
-def test_attention_alone_is_not_measured_for_it(make_workspace: MakeWorkspace) -> None:
-    """It has no recurrent state."""
-    assert measure_carried(make_workspace(), shipped_battery()[:1], lambda: None) == (None, [])
-
-
-@pytest.mark.patches("recurrent")
-def test_a_profile_decides_unless_the_user_does(make_workspace: MakeWorkspace) -> None:
-    """A saved profile is followed; a damaged one is refused, and no state is carried."""
+def test_a_profile_decides_unless_the_user_does(make_workspace: MakeWorkspace, brief: None) -> None:
+    """A saved profile is followed; a damaged one is refused, and no state is carried. Methods that rewrite are not
+    measured on a model that cannot."""
     first = make_workspace("mamba")
     progress: list[tuple[int, int]] = []
-    profile = calibrate(first, shipped_battery()[:2], lambda done, of: progress.append((done, of)))
+    profile = calibrate(first, short_cases(2), lambda done, of: progress.append((done, of)))
     assert progress[-1] == (6, 6) and profile.carry is not None and profile.carry.verdict == "open"
+    names = {one.name for one in profile.measured if one.what == "method"}
+    assert names and not names & {"field", "selective@16", "suffix"}
     profiles = Profiles(first.paths.profiles)
 
     def opened(found: Carried | None, **chosen: bool) -> bool:
