@@ -108,8 +108,9 @@ def test_what_is_typed_prints_what_is_shown(
 
 
 @pytest.mark.parametrize("page", having("python")[1:], ids=lambda page: page.name)
-def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path) -> None:
+def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, the first, is also type-checked: tests/test_api.py."""
+    monkeypatch.setenv("NOTES_THREADS", "1")
     for example in blocks(page, "python"):
         assert readme.run(sys.executable, example, tmp_path, str(ROOT)) == readme.promised(example)
 
@@ -167,8 +168,7 @@ def test_what_is_not_as_it_is_shown() -> None:
     assert matches("a  b ...\nc", "a     b x\ny\nc\n") and not matches("a  b", "ab") and not matches("a ...", "b a c")
     assert steps("$ one\n> two\n>\nout\n$ three\n") == [("one\ntwo\n", "out"), ("three", "")]
     assert calls("    notes ask 'x | y' # z\n    notes ls -q | xargs notes rm\n") == [
-        ["notes", "ask", "x | y"],
-        ["notes", "ls", "-q"],
+        *(["notes", "ask", "x | y"], ["notes", "ls", "-q"])
     ]
 
 

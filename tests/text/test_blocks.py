@@ -46,14 +46,11 @@ def test_before_each_heading() -> None:
 
 
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
+    """Of many places, those that give nearly equal parts are chosen; there are at most as many parts as lines."""
     assert parts("a\nb\n\nc\nd", 2) == ["a\nb\n\n", "c\nd"]
     assert parts("a\nb\n\nc\nd", 3) == ["a\n", "b\n\n", "c\nd"]
     assert parts("a\n \n \nb", 2) == ["a\n \n \n", "b"]
     assert any(part.count("```") == 2 for part in parts(TEXT, 64))
-
-
-def test_parts_are_even() -> None:
-    """Of many places, those that give nearly equal parts are chosen; there are at most as many parts as lines."""
     text = "\n\n".join(["four"] * 16)
     assert {len(part) for part in parts(text, 4)} == {22, 24}
     assert [len(part) for part in parts("x" * 50 + "\n1\n2\n3", 3)] == [51, 2, 3]

@@ -30,21 +30,16 @@ def test_fields_of_public_skills() -> None:
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
-        ("**Rate limit:** 5 per day", "Rate limit", "5 per day"),
-        ("- **Owner**: Anna Berg", "Owner", "Anna Berg"),
+        *(("**Rate limit:** 5 per day", "Rate limit", "5 per day"), ("- **Owner**: Anna Berg", "Owner", "Anna Berg")),
         ("- **基础地址\uff1a** `https://api.example/v1`", "基础地址", "https://api.example/v1"),
         ("Model: `small-2`", "Model", "small-2"),
         ("- Contact: <https://example.org/help>", "Contact", "https://example.org/help"),
-        ('version: "2.1"', "version", "2.1"),
-        ("- Formats: `gif`, `png`", "Formats", "`gif`, `png`"),
-        ("- `timeout = 30`", "timeout", "30"),
-        ("Timeout: 30 seconds (default)", "Timeout", "30 seconds (default)"),
-        ("Fee: up to 30 EUR", "Fee", "up to 30 EUR"),
-        ("Price: < 5 EUR", "Price", "< 5 EUR"),
+        *(('version: "2.1"', "version", "2.1"), ("- Formats: `gif`, `png`", "Formats", "`gif`, `png`")),
+        *(("- `timeout = 30`", "timeout", "30"), ("Timeout: 30 seconds (default)", "Timeout", "30 seconds (default)")),
+        *(("Fee: up to 30 EUR", "Fee", "up to 30 EUR"), ("Price: < 5 EUR", "Price", "< 5 EUR")),
         ("Date: Wednesday, 3 June 2026", "Date", "Wednesday, 3 June 2026"),
         ("Log: ~/.ship/log.txt", "Log", "~/.ship/log.txt"),
-        ("Help: help@ferry.example", "Help", "help@ferry.example"),
-        ("> **Platform**: Linux", "Platform", "Linux"),
+        *(("Help: help@ferry.example", "Help", "help@ferry.example"), ("> **Platform**: Linux", "Platform", "Linux")),
         ("    - Timeout: 30 seconds", "Timeout", "30 seconds"),  # an item in another one
         ("- **Node.js**: 18+", "Node.js", "18+"),
         ("- `--limit` (number, default: 50) - how many to show", "limit", "50"),
@@ -108,9 +103,7 @@ def test_a_name_with_several_values_begins_with_its_heading(heading: str) -> Non
     """Without headings, or twice below one, it is no field."""
     text, fields, warnings = find_fields(f"# Hotels\n\nLimit: 180 EUR\n\n{heading}\n\nLimit: 60 EUR\nSeats: 5", {})
     assert [(field.name, field.value) for field in fields] == [
-        ("Hotels Limit", "180 EUR"),
-        ("Meals Limit", "60 EUR"),
-        ("Seats", "5"),
+        *(("Hotels Limit", "180 EUR"), ("Meals Limit", "60 EUR"), ("Seats", "5"))
     ]
     assert not warnings and text[fields[1].start : fields[1].end] == "60 EUR"
     _, fields, warnings = find_fields("# Hotels\n\nLimit: 180 EUR\nLimit: 60 EUR", {})
