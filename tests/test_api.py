@@ -46,7 +46,8 @@ def model(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
 
 
 def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
-    """Another process may have changed it: nothing is answered, written or read."""
+    """Another process may have changed it: nothing is answered, written or read. Nor is it kept in memory; the others
+    end with the model."""
     segment = model.compile(skill)
     with model.session("mine") as old:
         old.ask(QUESTION, splice=[segment], max_tokens=2)
@@ -67,6 +68,21 @@ def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
     assert old.name == "mine"
     with model.session("mine") as now:
         assert now.turns == turns == 2
+        now.fork("other").close()
+        assert not now._forks
+    gone = []
+    for _ in range(3):
+        with model.session("mine") as session:
+            gone.append(weakref.ref(session))
+    del session
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    last = model.session("mine")
+    fork = last.fork("third")
+    model.close()
+    for one in (last, fork):
+        with pytest.raises(SessionError, match="is closed"):
+            _ = one.turns
 
 
 def test_threads_wait_for_each_other(home: Path) -> None:
@@ -121,28 +137,6 @@ def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: 
         done.set()
         thread.join()
         assert ended and status == 0 and session.turns == 1
-
-
-def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
-    """A program that opens one for each request does not fill its memory with them; the others end with the model."""
-    segment = model.compile(skill)
-    with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], max_tokens=1)
-        session.fork("other").close()
-        assert not session._forks
-    gone = []
-    for _ in range(3):
-        with model.session("mine") as session:
-            gone.append(weakref.ref(session))
-    del session
-    gc.collect()
-    assert [one() for one in gone] == [None] * 3
-    last = model.session("mine")
-    fork = last.fork("third")
-    model.close()
-    for one in (last, fork):
-        with pytest.raises(SessionError, match="is closed"):
-            _ = one.turns
 
 
 def test_importing_loads_nothing() -> None:

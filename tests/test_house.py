@@ -180,25 +180,19 @@ def unquoted(makefile: str) -> list[str]:
     ]
 
 
+RULES = [(misplaced, PACKAGE), (foreign, PACKAGE), (flags, PACKAGE), (unknown, ROOT), (missing, ROOT)]
+RULES += [(jobless, ROOT / folder) for folder in ("notes_cli", "native", "bench", "training", "tests")]
+
+
+@pytest.mark.parametrize(("rule", "folder"), RULES)
+def test_the_house_keeps_the_rule(rule: Callable[[Path], list[str]], folder: Path) -> None:
+    assert rule(folder) == []
+    assert all((ROOT / document).is_file() for document in DOCUMENTS)
+
+
 def test_a_folder_with_a_space() -> None:
     assert unquoted((ROOT / "Makefile").read_text(encoding="utf-8")) == []
     assert unquoted('BIN := $(CURDIR)/x\n\t@PATH="$(CURDIR)/$(BIN):$$PATH" go\n') == ["BIN := $(CURDIR)/x"]
-
-
-@pytest.mark.parametrize("rule", [misplaced, foreign, flags])
-def test_the_package_keeps_the_rule(rule: Callable[[Path], list[str]]) -> None:
-    assert rule(PACKAGE) == []
-
-
-@pytest.mark.parametrize("folder", ["notes_cli", "native", "bench", "training", "tests"])
-def test_every_file_says_its_one_job(folder: str) -> None:
-    assert jobless(ROOT / folder) == []
-
-
-@pytest.mark.parametrize("rule", [unknown, missing])
-def test_documents_name_only_what_there_is(rule: Callable[[Path], list[str]]) -> None:
-    assert rule(ROOT) == []
-    assert all((ROOT / document).is_file() for document in DOCUMENTS)
 
 
 def loaded(modules: list[str]) -> set[str]:

@@ -74,16 +74,13 @@ def test_an_answer_is_harmless_on_a_terminal_and_whole_in_a_pipe(monkeypatch: py
         assert out.getvalue() == expected
 
 
-def test_json_spells_out_what_is_harmful(capsys: pytest.CaptureFixture[str]) -> None:
-    """The value is the same, the terminal is left alone, and a lone surrogate does not break UTF-8."""
+def test_json_and_errors_spell_out_what_is_harmful(capsys: pytest.CaptureFixture[str]) -> None:
+    """The value is the same, the terminal is left alone, and a lone surrogate does not break UTF-8. An error is one
+    line, also where a name in it has a line break."""
     output.as_json({HARMFUL: [HARMFUL, JOINED]})
     printed = capsys.readouterr().out
     assert not obeyed(printed) and json.loads(printed) == {HARMFUL: [HARMFUL, JOINED]}
     assert JOINED in printed
-
-
-def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where a name in it has a line break."""
     assert output.fail("a\nb", 2) == 2
     assert capsys.readouterr() == ("", "notes: a\\nb\n")
     assert output.fitting("x" * 80, "short") == "x" * 80 and output.fitting("x" * 81, "short") == "short"

@@ -34,7 +34,7 @@ def profile(identity: Identity) -> Profile:
 
 
 def test_what_was_saved_is_found(tmp_path: Path, profile: Profile) -> None:
-    """For this model in this cache, and for no other; readable by its owner alone."""
+    """For this model in this cache, and for no other; readable by its owner alone. A full disk leaves the older one."""
     profiles = Profiles(tmp_path / "profiles")
     assert profiles.find(profile.identity, profile.cache) is None
     path = profiles.save(profile, "notes 0")
@@ -46,6 +46,10 @@ def test_what_was_saved_is_found(tmp_path: Path, profile: Profile) -> None:
     measured = found.found("method", "field")
     assert measured is not None and measured.agreement == pytest.approx(38 / 39)
     assert found.found("method", "field", "reasoned") is None
+    before = path.read_bytes()
+    with small_files(100), pytest.raises(NotesError, match="File too large"):
+        profiles.save(profile, "notes 2")
+    assert [*path.parent.iterdir()] == [path] and path.read_bytes() == before
 
 
 MEASURED = {"what": "a", "name": "b", "way": "c", "cases": 2, "same": 1, "right": 1, "cosine": 1, "decoded": 1, "ms": 1}
@@ -102,15 +106,6 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     path.write_text(json.dumps({**data, "format": 4}))
     with pytest.raises(NotesError, match="format 4, this version of notes reads 3"):
         profiles.find(profile.identity, profile.cache)
-
-
-def test_a_full_disk_leaves_the_older_profile(tmp_path: Path, profile: Profile) -> None:
-    profiles = Profiles(tmp_path / "profiles")
-    path = profiles.save(profile, "notes 1")
-    before = path.read_bytes()
-    with small_files(100), pytest.raises(NotesError, match="File too large"):
-        profiles.save(profile, "notes 2")
-    assert [*path.parent.iterdir()] == [path] and path.read_bytes() == before
 
 
 def test_profiles_by_name(tmp_path: Path, profile: Profile) -> None:

@@ -47,23 +47,11 @@ def test_names_and_entries(filled: Library, identity: Identity, tmp_path: Path) 
     assert returns.info is not None and returns.info.name == "returns"
 
 
-def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """Of several files for other models, the one with the fewest differences."""
-    far = replace(identity, weights="ee" * 32, kv_type="f32/f32")
-    write_segment(filled.path("returns", far), make_segment(identity=far))
-    with pytest.raises(SegmentError) as caught:
-        filled.find("returns", replace(identity, kv_type="q8_0/q8_0"))
-    assert "this model is" not in str(caught.value)
-
-
-def test_a_name_never_leaves_the_folder(library: Library, identity: Identity) -> None:
+def test_names_in_any_script(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
+    """Each has a file, is listed and is found in whichever form its letters are typed. None leaves the folder."""
     for name in ("../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"):
         with pytest.raises(SegmentError, match="cannot be the name of a skill"):
             library.path(name, identity)
-
-
-def test_names_in_any_script(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """Each has its own file, is listed, and is found in whichever form its letters are typed."""
     for name in ("規則", "方針", "rückgabe"):
         with library.compiling(name, identity) as path:
             write_segment(path, make_segment(name=name))
@@ -129,9 +117,13 @@ def test_what_cannot_be_read_now_is_not_damaged(filled: Library, identity: Ident
 
 
 def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """All files of a name go, or the one of an identity; the rest stays."""
-    other = replace(identity, weights="cd" * 32)
+    """All files of a name go, or the one of an identity; the rest stays. Of several files for other models, that with
+    the fewest differences is named."""
+    other = replace(identity, weights="cd" * 32, kv_type="f32/f32")
     write_segment(filled.path("returns", other), make_segment(identity=other))
+    with pytest.raises(SegmentError) as caught:
+        filled.find("returns", replace(identity, kv_type="q8_0/q8_0"))
+    assert "this model is" not in str(caught.value)
     assert filled.remove("returns", other) == [filled.path("returns", other)]
     assert filled.remove("returns") == [filled.path("returns", identity)]
     assert filled.names() == ["support"]

@@ -25,6 +25,8 @@ def test_fields_of_public_skills() -> None:
     """Every line is judged as it is labelled."""
     assert [line for line in SAMPLE["fields"] if not taken(line)] == []
     assert [line for line in SAMPLE["others"] if taken(line)] == []
+    # A value is judged by its own words: parentheses after it do not count.
+    assert is_value("12 EUR (ask the captain, he knows)") and not is_value("ask the captain (12 EUR)")
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,14 @@ def test_a_row_of_a_table_gives_its_values(rows: list[str], fields: dict[str, st
     assert all(text[field.start : field.end] == field.value for field in found)
 
 
-def test_a_row_does_not_contradict_the_front_matter() -> None:
-    """A declared field has its own place; only a line with its name must agree."""
+def test_a_declared_field_may_have_any_value() -> None:
+    """Its line is its place, even if the value occurs again; only a line with its name must agree, and no row."""
+    for value in ("ask the captain first", "no waves, no wind", "`x y`", "**x y**"):
+        line = f"Some prose\nRope note: {value}\nand more: {value}"
+        for declared in (value, value.strip("`*")):
+            text, fields, _ = find_fields(line, {"Rope note": declared})
+            assert [(field.name, field.value) for field in fields] == [("Rope note", declared)] and text == line
+            assert fields[0].end < text.index("and more")
     body = "Price: 5 EUR\n\n| Fee | Was |\n| --- | --- |\n| Price | 3 EUR |"
     _, fields, _ = find_fields(body, {"Price": "5 EUR"})
     assert [(field.name, field.value, field.start) for field in fields] == [("Price", "5 EUR", 7)]
@@ -108,18 +116,3 @@ def test_a_name_with_several_values_begins_with_its_heading(heading: str) -> Non
     assert not warnings and text[fields[1].start : fields[1].end] == "60 EUR"
     _, fields, warnings = find_fields("# Hotels\n\nLimit: 180 EUR\nLimit: 60 EUR", {})
     assert not fields and len(warnings) == 1
-
-
-@pytest.mark.parametrize("value", ["ask the captain first", "no waves, no wind", "`x y`", "**x y**"])
-def test_a_declared_field_may_have_any_value(value: str) -> None:
-    """Its line is its place, even if the value occurs again."""
-    line = f"Some prose\nRope note: {value}\nand more: {value}"
-    for declared in (value, value.strip("`*")):
-        text, fields, _ = find_fields(line, {"Rope note": declared})
-        assert [(field.name, field.value) for field in fields] == [("Rope note", declared)] and text == line
-        assert fields[0].end < text.index("and more")
-
-
-def test_a_value_is_judged_by_its_own_words() -> None:
-    """Parentheses after it do not count."""
-    assert is_value("12 EUR (ask the captain, he knows)") and not is_value("ask the captain (12 EUR)")

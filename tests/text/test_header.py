@@ -100,14 +100,12 @@ def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
     assert written(tmp_path, b"<!-- x\nRead.")[2:] == ("<!-- x\nRead.", ())
 
 
-@pytest.mark.parametrize("text", ["---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."])
-def test_a_text_may_begin_with_a_rule(tmp_path: Path, text: str) -> None:
-    name, _, found, (warning,) = written(tmp_path, text.encode())
-    assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
-
-
 def test_front_matter_that_comes_too_late_or_is_not_utf8(tmp_path: Path) -> None:
-    """It is compiled as text with a warning, as agents do; an example in code is not front matter."""
+    """It is compiled as text with a warning, as agents do; an example in code is not front matter. A text may begin
+    with a rule."""
+    for text in ("---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."):
+        name, _, found, (warning,) = written(tmp_path, text.encode())
+        assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
     *_, text, (warning,) = written(tmp_path, ("# Tides\n\n" + FINE).encode())
     assert text.startswith("# Tides") and "line 3 looks like front matter, which has to come first" in warning
     assert written(tmp_path, f"# Tides\n\n```\n{FINE}```\n".encode())[3] == ()

@@ -196,21 +196,19 @@ def test_a_template_with_one_call_a_message(name: str) -> None:
     assert "get_time" in text_of(alone).partition("Q?")[2]
 
 
-@pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
-def test_ids_of_other_servers(key: str) -> None:
-    """Mistral's templates get nine letters and digits, always the same; others print any id, with nothing special."""
-    talk = (USER, Message("assistant", (), (ToolCall(key, "get_weather"),)), Message("tool", (TextPart("x"),), (), key))
-    for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
-        text = text_of(build(template_of(name), Conversation(talk)))
-        [short] = {*re.findall(r'(?:"(?:call_)?id": "|CALL_ID\])(\w{9})\b', text)}
-        assert text == text_of(build(template_of(name), Conversation(talk))) and short != key
-    runs = [run for chunk in build(template_of("moonshotai-Kimi-K2"), Conversation(talk)) for run in chunk.runs]
-    assert key in "".join(run.text for run in runs)
-    assert not any("|fc" in run.text for run in runs if run.special)
-
-
-def test_calls_without_ids() -> None:
-    """Each gets one, and results match by their order."""
+def test_ids_of_other_servers() -> None:
+    """Mistral's templates get nine letters and digits, always the same; others print any id, with nothing special. A
+    call without an id gets one, and results match by their order."""
+    for key in ("1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999):
+        call = Message("assistant", (), (ToolCall(key, "get_weather"),))
+        talk = Conversation((USER, call, Message("tool", (TextPart("x"),), (), key)))
+        for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
+            text = text_of(build(template_of(name), talk))
+            [short] = {*re.findall(r'(?:"(?:call_)?id": "|CALL_ID\])(\w{9})\b', text)}
+            assert text == text_of(build(template_of(name), talk)) and short != key
+        runs = [run for chunk in build(template_of("moonshotai-Kimi-K2"), talk) for run in chunk.runs]
+        assert key in "".join(run.text for run in runs)
+        assert not any("|fc" in run.text for run in runs if run.special)
     calls = Message("assistant", (), (ToolCall("", "get_weather"), ToolCall("", "get_time")))
     found = Conversation((USER, calls, Message("tool"), Message("tool", (TextPart("noon"),)))).messages
     ids = [call.id for call in found[1].tool_calls]
@@ -324,45 +322,31 @@ def test_a_template_that_takes_texts_apart(shown: str) -> None:
 
 
 def test_a_template_that_says_what_is_in_a_text() -> None:
-    """If the characters of the user cannot be located, it is refused."""
+    """If the characters of the user cannot be located, it is refused. A part of a result printed elsewhere would be
+    read as the template's own text."""
     source = "{% for t in tools %}{{ t.function.name }}{{ 'a pipe' if '|' in t | string }}{% endfor %}"
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
     sound, evil = ({"name": "look", "description": text} for text in ("a plain text", "<|im_end|>"))
     assert "look" in text_of(build(template, Conversation((USER,), (sound,))))
     with pytest.raises(ModelError, match="takes apart"):
         build(template, Conversation((USER,), (evil,)))
-
-
-@pytest.mark.parametrize("text", ["plain x and x", "x<|im_end|>x"])
-def test_a_template_that_takes_a_result_apart(text: str) -> None:
-    """A part of it printed elsewhere would be read as the template's own text."""
     source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}"
-    found = Message("tool", (TextPart(text),), tool_call_id=CALL.id)
-    whole = build(ChatTemplate(source + "{% endfor %}"), Conversation((USER, CALLS, found)))
-    assert whole[-1] == Chunk("result", (Run(text, False),))
     apart = source + "{{ m.content.split('x')[1] if m.role == 'tool' }}{% endfor %}"
-    with pytest.raises(ModelError, match="takes apart"):
-        build(ChatTemplate(apart), Conversation((USER, CALLS, found)))
+    for text in ("plain x and x", "x<|im_end|>x"):
+        talk = Conversation((USER, CALLS, Message("tool", (TextPart(text),), tool_call_id=CALL.id)))
+        assert build(ChatTemplate(source + "{% endfor %}"), talk)[-1] == Chunk("result", (Run(text, False),))
+        with pytest.raises(ModelError, match="takes apart"):
+            build(ChatTemplate(apart), talk)
 
 
-def nested(levels: int) -> Any:
+def test_what_json_does_not_have() -> None:
     deep: Any = "x"
-    for _ in range(levels):
+    for _ in range(2000):
         deep = [deep]
-    return deep
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        *(({"a": {1, 2}}, "hold set, which JSON does not have"), ({3: "a"}, "have a key that is not a text")),
-        *(("\udcff", "is half of a UTF-16 surrogate pair"), (nested(2000), "nested more than 64 levels deep")),
-    ],
-    ids=range(4),
-)
-def test_what_json_does_not_have(value: Any, says: str) -> None:
-    with pytest.raises(NotesError, match=says):
-        build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
+    odd: list[tuple[Any, str]] = [({"a": {1, 2}}, "hold set, which JSON does not have"), ({3: "a"}, "have a key that")]
+    for value, says in (*odd, ("\udcff", "half of a UTF-16 surrogate pair"), (deep, "nested more than 64 levels")):
+        with pytest.raises(NotesError, match=says):
+            build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
 
 
 def test_nobody_can_write_a_mark() -> None:
@@ -396,18 +380,6 @@ def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
     assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
-)
-def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "tools.json").write_text(text)
-    with pytest.raises(NotesError, match=says):
-        load_tools(tmp_path / "tools.json")
-    with pytest.raises(SkillError, match="cannot read"):
-        load_tools(tmp_path / "none.json")
-
-
 def test_files_of_other_programs(tmp_path: Path) -> None:
     """Lists, objects, an MCP server's reply, tools of a request, in any order: the same, as requests have them."""
     kept, file = ("name", "description"), tmp_path / "My tools.json"
@@ -416,6 +388,12 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
     anthropic = [{**{key: one[key] for key in kept}, "input_schema": one["parameters"]} for one in plain]
     responses = [{"type": "function", **one, "strict": True} for one in plain]
     wrapped = {"jsonrpc": "2.0", "id": 1, "result": {"tools": mcp}}
+    with pytest.raises(SkillError, match="cannot read"):
+        load_tools(file)
+    for text, says in (("{", "not JSON"), ("[]", "no tools"), ('{"a": 1}', "no tools"), ("[1]", "is not a function")):
+        file.write_text(text)
+        with pytest.raises(NotesError, match=says):
+            load_tools(file)
     for given in (plain[::-1], {"tools": plain}, TOOLS, mcp, {"tools": mcp}, wrapped, anthropic, responses):
         file.write_text(json.dumps(given))
         found = load_tools(file)
