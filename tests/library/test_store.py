@@ -184,7 +184,8 @@ def own(tmp_path: Path, make_segment: Callable[..., Segment]) -> Path:
 
 
 def test_all_but_where_the_text_came_from(own: Path, tmp_path: Path) -> None:
-    """Rows, text, fields, when it was compiled: the same; the path of the text is nowhere in the file."""
+    """Rows, text, fields, when it was compiled: the same; the path of the text is nowhere in the file. The same segment
+    is left alone, any other file is refused, force replaces it."""
     target = tmp_path / "a.gguf"
     assert export(own, target)
     before, after = open_segment(own), open_segment(target)
@@ -192,6 +193,17 @@ def test_all_but_where_the_text_came_from(own: Path, tmp_path: Path) -> None:
     assert (before.text, before.fields, before.identity) == (after.text, after.fields, after.identity)
     assert peek(own).created == peek(target).created and b"secret" not in target.read_bytes()
     assert (after.source, after.stamp) == ("", ())
+    written = target.stat().st_mtime_ns
+    assert not export(own, target) and target.stat().st_mtime_ns == written
+    for content in (b"a letter", b""):
+        target.write_bytes(content)
+        with refused(SegmentError, "is there already, and is another file"):
+            export(own, target)
+        assert target.read_bytes() == content
+    write_segment(target, replace(before, text="other", fields=()))
+    with refused(SegmentError, "is another file"):
+        export(own, target)
+    assert export(own, target, force=True) and open_segment(target).text == before.text
 
 
 def test_who_can_read_the_folder_can_read_the_file(own: Path, tmp_path: Path) -> None:
@@ -203,24 +215,6 @@ def test_who_can_read_the_folder_can_read_the_file(own: Path, tmp_path: Path) ->
         export(own, folder / own.name, shared=True)
         export(own, folder / "alone.gguf")
         assert [stat.S_IMODE((folder / name).stat().st_mode) for name in (own.name, "alone.gguf")] == [mode, 0o600]
-
-
-def test_what_is_there_is_not_written_over(own: Path, tmp_path: Path) -> None:
-    """The same segment is left alone, any other file is refused, force replaces it."""
-    target = tmp_path / "a.gguf"
-    export(own, target)
-    before = target.stat().st_mtime_ns
-    assert not export(own, target) and target.stat().st_mtime_ns == before
-    for content in (b"a letter", b""):
-        target.write_bytes(content)
-        with refused(SegmentError, "is there already, and is another file"):
-            export(own, target)
-        assert target.read_bytes() == content
-    other = open_segment(own)
-    write_segment(target, replace(other, text="other", fields=()))
-    with refused(SegmentError, "is another file"):
-        export(own, target)
-    assert export(own, target, force=True) and open_segment(target).text == other.text
 
 
 def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
