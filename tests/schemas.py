@@ -74,19 +74,9 @@ HELD: list[Any] = [
     *(
         {"type": "string", "pattern": pattern}
         for pattern in (
-            r"^[A-Z]{2}\d{3,5}$",
-            r"^(a|b\"c|\\d)*[^\w]+.?$",
-            r"^[a-z0-9]+@[a-z]+\.[a-z]{2,}$",
-            r"^(?:([12]\d{3})-(0[1-9]|1[0-2]))?$",
-            r"^\u0041\x42[\n\t\b-]\/$",
-            r"^[^a-z\"]{0,5}$",
-            r"^[\W\s]$",
-            r"^[^\W\d]\S$",
-            r"^good day to you\!$",
-            r"^(yes|no|può)$",
-            r"^a|b$",
-            r"^[[a&&b~~]{2}$",
-            r"[0-9]{3}",
+            *(r"^[A-Z]{2}\d{3,5}$", r"^(a|b\"c|\\d)*[^\w]+.?$", r"^[a-z0-9]+@[a-z]+\.[a-z]{2,}$"),
+            *(r"^(?:([12]\d{3})-(0[1-9]|1[0-2]))?$", r"^\u0041\x42[\n\t\b-]\/$", r"^[^a-z\"]{0,5}$", r"^[\W\s]$"),
+            *(r"^[^\W\d]\S$", r"^good day to you\!$", r"^(yes|no|può)$", r"^a|b$", r"^[[a&&b~~]{2}$", r"[0-9]{3}"),
             r"\D",
             "",
         )
@@ -145,9 +135,7 @@ INVALID: list[tuple[Any, Any, Any]] = [  # with a value that can be written, and
     ({"type": "string", "format": "date-time"}, "2024-02-28T10:00:00Z", "2024-02-28"),
     ({"type": "string", "format": "email"}, "a@b.org", "a.b.org"),
     ({"enum": ["x", 1]}, "x", "1"),
-    ({"const": True}, True, 1),
-    (_A, {"a": "x"}, {"a": 1}),
-    (_A, {}, {"b": 1}),
+    *(({"const": True}, True, 1), (_A, {"a": "x"}, {"a": 1}), (_A, {}, {"b": 1})),
     ({**_A, "required": ["a"]}, {"a": ""}, {}),
     ({**_A, "additionalProperties": INTEGER}, {"a": "", "b": 1}, {"b": "x"}),
     ({**_A, "additionalProperties": INTEGER}, {"a": ""}, {"a": "", "a ": ""}),

@@ -46,23 +46,18 @@ def test_on_linux_the_folders_are_those_of_platformdirs(
 
 
 def test_settings_are_read(tmp_path: Path) -> None:
-    """No file and an empty file are no settings. Values are as written: the command line makes numbers of them."""
+    """No file and an empty file are no settings. Values are as written: the command line makes numbers of them. A bad
+    one is an error of one line; tests/messages.yaml has a list and invalid YAML."""
     path = tmp_path / "config.yaml"
     assert load_config(path) == {}
-    path.write_text("")
-    assert load_config(path) == {}
-    path.write_text("model: a.gguf\nask:\n  temp: 0.5\n")
-    assert load_config(path) == {"model": "a.gguf", "ask": {"temp": "0.5"}}
-
-
-@pytest.mark.parametrize(("data", "message"), [(b"1: a", "must hold `setting: value` lines"), (b"\xff", "not UTF-8")])
-def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> None:
-    """The error names the file and the remedy, and no command runs. tests/messages.yaml has a list and invalid YAML."""
-    path = tmp_path / "config.yaml"
-    path.write_bytes(data)
-    with pytest.raises(NotesError, match=message) as caught:
-        load_config(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    for data, found in (("", {}), ("model: a\nask:\n  temp: 0.5\n", {"model": "a", "ask": {"temp": "0.5"}})):
+        path.write_text(data)
+        assert load_config(path) == found
+    for wrong, says in ((b"1: a", "must hold `setting: value` lines"), (b"\xff", "not UTF-8")):
+        path.write_bytes(wrong)
+        with pytest.raises(NotesError, match=f"{path}.*{says}|{says}.*{path}") as caught:
+            load_config(path)
+        assert "\n" not in str(caught.value)
 
 
 def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +89,7 @@ def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "o"))
     assert model_stores() == [("Ollama", tmp_path / "o"), ("Hugging Face", hub), *ends]
     for name, folder in (
-        ("XDG_CACHE_HOME", "huggingface/hub"),
-        ("HF_HOME", "hub"),
-        ("HUGGINGFACE_HUB_CACHE", ""),
+        *(("XDG_CACHE_HOME", "huggingface/hub"), ("HF_HOME", "hub"), ("HUGGINGFACE_HUB_CACHE", "")),
         ("HF_HUB_CACHE", ""),
     ):
         monkeypatch.setenv(name, str(tmp_path / name))
@@ -115,10 +108,7 @@ def test_where_lm_studio_was_moved(tmp_path: Path) -> None:
     assert model_stores()[-1] == ("LM Studio", moved / "models")
     moved.mkdir()
     for text, last in (
-        ('{"downloadsFolder": "/else"}', Path("/else")),
-        ("{", moved / "models"),
-        ("[]", None),
-        ("3", None),
+        *(('{"downloadsFolder": "/else"}', Path("/else")), ("{", moved / "models"), ("[]", None), ("3", None)),
     ):
         (moved / "settings.json").write_text(text)
         assert model_stores()[-1] == ("LM Studio", last or moved / "models")

@@ -47,7 +47,7 @@ def test_a_photo_on_its_side_is_turned(orientation: int) -> None:
     assert place.get(orientation, red[:, :4]).all() and red.sum() == 32
 
 
-def test_what_is_transparent_is_white() -> None:
+def test_what_is_transparent_is_white_and_all_keep_their_light() -> None:
     """With an alpha channel, half of it, or a palette with one clear colour; not the black below it."""
     clear = np.zeros((4, 4, 4), np.uint8)
     clear[0, 0] = 255, 0, 0, 255
@@ -60,10 +60,7 @@ def test_what_is_transparent_is_white() -> None:
     palette.putpixel((1, 1), 1)
     found = pixels(read_picture(saved(palette, transparency=0), "x"))
     assert found[1, 1].tolist() == [255, 0, 0] and (found[0] == 255).all()
-
-
-def test_deep_and_grey_pictures_keep_their_light() -> None:
-    """16 bits a pixel, 1 bit, CMYK: each as light as it was."""
+    # 16 bits a pixel, 1 bit, CMYK: each as light as it was.
     deep = Image.fromarray(np.full((4, 4), 32768, np.uint16))
     assert abs(int(pixels(read_picture(saved(deep), "x")).mean()) - 127) <= 1
     assert (pixels(read_picture(saved(Image.new("1", (4, 4), 1)), "x")) == 255).all()
@@ -88,14 +85,9 @@ HOSTILE = {
     "cut off": (image_bytes(64, 64)[:-600], "cut off or damaged"),
     "cut in its head": (image_bytes(64, 64)[:20], "cut off or damaged|no image"),
     "cut JPEG": (image_bytes(64, 64, kind="JPEG")[:-600], "cut off or damaged"),
-    "animated": (
-        saved(Image.new("RGB", (8, 8)), "GIF", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")]),
-        "animated",
-    ),
-    "animated WebP": (
-        saved(Image.new("RGB", (8, 8)), "WEBP", save_all=True, append_images=[Image.new("RGB", (8, 8), "red")]),
-        "animated",
-    ),
+} | {
+    kind: (saved(Image.new("L", (8, 8)), kind, save_all=True, append_images=[Image.new("L", (8, 8), 9)]), "animated")
+    for kind in ("GIF", "WEBP")
 }
 
 
@@ -110,19 +102,14 @@ def test_what_is_no_good_picture_is_refused(tmp_path: Path, what: str) -> None:
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one that is not there, or cannot be read."""
-    monkeypatch.setattr(images, "MAX_BYTES", 100)
-    path = tmp_path / "large.png"
-    path.write_bytes(image_bytes(64, 64))
-    with pytest.raises(ImageError, match="larger than"):
-        load_picture(path)
-    with pytest.raises(ImageError, match="cannot read"):
-        load_picture(tmp_path)
-
-
-def test_equal_texts_are_equal_bytes() -> None:
-    """The placeholder of an image in texts depends on every byte of the file, and not on its name."""
+def test_equal_texts_are_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The placeholder of an image in texts depends on every byte of the file, and not on its name. A file that is too
+    large is not read, nor is a folder."""
     one, other = image_bytes(8, 8, seed=1), image_bytes(8, 8, seed=2)
     assert read_picture(one, "a").text == read_picture(one, "b").text != read_picture(other, "a").text
     assert read_picture(one + b"\0", "a").text != read_picture(one, "a").text
+    monkeypatch.setattr(images, "MAX_BYTES", 100)
+    (tmp_path / "large.png").write_bytes(image_bytes(64, 64))
+    for path, says in ((tmp_path / "large.png", "larger than"), (tmp_path, "cannot read")):
+        with pytest.raises(ImageError, match=says):
+            load_picture(path)

@@ -108,22 +108,16 @@ def test_what_is_typed_prints_what_is_shown(
 
 
 @pytest.mark.parametrize("page", having("python")[1:], ids=lambda page: page.name)
-def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path) -> None:
+def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's, the first, is also type-checked: tests/test_api.py."""
+    monkeypatch.setenv("NOTES_THREADS", "1")
     for example in blocks(page, "python"):
         assert readme.run(sys.executable, example, tmp_path, str(ROOT)) == readme.promised(example)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_json_and_yaml_can_be_read(page: Path) -> None:
-    for block in blocks(page, "json"):
-        json.loads(block)
-    for block in blocks(page, "yaml"):
-        assert parse_yaml(block)
-
-
 def test_every_block_is_of_a_kind_that_is_run() -> None:
-    """Console, Python, JSON and YAML; blocks that are not run have a reason, and are few."""
+    """Console, Python, JSON and YAML; blocks that are not run have a reason, and are few. Every page is in the index
+    and in the site."""
     kinds, reasons = set(), []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -132,6 +126,10 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
             kinds.add(block["kind"])
             reasons += [block["why"]] if block["why"] else []
     assert kinds == {"console", "python", "yaml"} and len(reasons) == NOT_RUN
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert page.name in site and (page.name == "index.md" or f"({page.name})" in index), page
 
 
 def calls(text: str) -> list[list[str]]:
@@ -145,8 +143,11 @@ def calls(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_in_passing_are_commands(page: Path) -> None:
-    """Commands without output have existing options and valid values."""
+def test_commands_in_passing_and_data_can_be_read(page: Path) -> None:
+    """Commands without output have existing options and valid values; JSON and YAML are valid."""
+    for block in blocks(page, "json"):
+        json.loads(block)
+    assert all(parse_yaml(block) for block in blocks(page, "yaml"))
     for call in calls(page.read_text(encoding="utf-8")):
         words = call[1:]
         with click.Context(cli, info_name="notes") as root:
@@ -167,8 +168,7 @@ def test_what_is_not_as_it_is_shown() -> None:
     assert matches("a  b ...\nc", "a     b x\ny\nc\n") and not matches("a  b", "ab") and not matches("a ...", "b a c")
     assert steps("$ one\n> two\n>\nout\n$ three\n") == [("one\ntwo\n", "out"), ("three", "")]
     assert calls("    notes ask 'x | y' # z\n    notes ls -q | xargs notes rm\n") == [
-        ["notes", "ask", "x | y"],
-        ["notes", "ls", "-q"],
+        *(["notes", "ask", "x | y"], ["notes", "ls", "-q"])
     ]
 
 
@@ -188,10 +188,3 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = (page.parent / path).resolve() if path else page
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), target
-
-
-def test_every_page_is_in_the_index_and_in_the_site() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for page in PAGES[1:]:
-        assert page.name in site and (page.name == "index.md" or f"({page.name})" in index), page

@@ -57,13 +57,12 @@ def test_the_folder_above_counts(tmp_path: Path) -> None:
     assert home.stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("which", ["home", "home/library"])
-def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    folder = tmp_path / "home" / "library"
-    make_private(folder)
-    belongs_to_another(tmp_path / which, monkeypatch)
-    with pytest.raises(NotesError, match=r"belongs to user 12345, not to you, and may be forged\..*NOTES_HOME=FOLDER"):
-        check_private(folder)
+def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for home, which in (("a", "."), ("b", "library")):
+        make_private(tmp_path / home / "library")
+        belongs_to_another(tmp_path / home / which, monkeypatch)
+        with pytest.raises(NotesError, match=r"belongs to user 12345, not to you.*NOTES_HOME=FOLDER"):
+            check_private(tmp_path / home / "library")
 
 
 def files(folder: Path) -> list[str]:
@@ -78,17 +77,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     with replacing(tmp_path / "a.json") as temporary:
         temporary.write_bytes(b"whole")
     assert files(tmp_path) == sorted(["a.json", *others])
-
-
-def test_what_is_being_written_stays(tmp_path: Path) -> None:
-    """Two writers at once do not sweep each other's file; the last one wins, and nothing is left."""
-    with replacing(tmp_path / "a") as first:
+    # Two writers at once do not sweep each other's file; the last one wins, and nothing is left.
+    with replacing(tmp_path / "c") as first:
         first.write_bytes(b"first")
-        with replacing(tmp_path / "a") as second:
+        with replacing(tmp_path / "c") as second:
             second.write_bytes(b"second")
             assert first.exists() and first != second
-        assert (tmp_path / "a").read_bytes() == b"second" and first.exists()
-    assert (tmp_path / "a").read_bytes() == b"first" and files(tmp_path) == ["a"]
+        assert (tmp_path / "c").read_bytes() == b"second" and first.exists()
+    assert (tmp_path / "c").read_bytes() == b"first" and files(tmp_path) == sorted(["a.json", "c", *others])
 
 
 def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,25 +105,21 @@ def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.M
     assert files(tmp_path) == ["a"] and stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
 
 
-def test_a_link_stays(tmp_path: Path) -> None:
-    """The target of a link is replaced or created."""
+def test_links_and_pipes_stay(tmp_path: Path) -> None:
+    """The target of a link is replaced or created. A pipe, or a device as /dev/null, is not renamed over."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/a")
     for text in (b"one", b"two"):
         with replacing(tmp_path / "link") as temporary:
             temporary.write_bytes(text)
         assert (tmp_path / "folder" / "a").read_bytes() == text
-    assert (tmp_path / "link").is_symlink() and files(tmp_path / "folder") == ["a"] and len(files(tmp_path)) == 2
-
-
-def test_what_is_no_file_stays(tmp_path: Path) -> None:
-    """A pipe, or a device as /dev/null, is not renamed over, by its own name or by a link to it."""
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    for name in ("pipe", "link"):
+    (tmp_path / "other").symlink_to("pipe")
+    for name in ("pipe", "other"):
         with pytest.raises(OSError, match="no regular file"), replacing(tmp_path / name):
             raise AssertionError("it must not be written")
-    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink() and len(files(tmp_path)) == 2
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "other").is_symlink() and (tmp_path / "link").is_symlink()
+    assert files(tmp_path / "folder") == ["a"] and len(files(tmp_path)) == 4
 
 
 HOLD = """

@@ -47,23 +47,11 @@ def test_names_and_entries(filled: Library, identity: Identity, tmp_path: Path) 
     assert returns.info is not None and returns.info.name == "returns"
 
 
-def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """Of several files for other models, the one with the fewest differences."""
-    far = replace(identity, weights="ee" * 32, kv_type="f32/f32")
-    write_segment(filled.path("returns", far), make_segment(identity=far))
-    with pytest.raises(SegmentError) as caught:
-        filled.find("returns", replace(identity, kv_type="q8_0/q8_0"))
-    assert "this model is" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"])
-def test_a_name_never_leaves_the_folder(library: Library, identity: Identity, name: str) -> None:
-    with pytest.raises(SegmentError, match="cannot be the name of a skill"):
-        library.path(name, identity)
-
-
 def test_names_in_any_script(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """Each has its own file, is listed, and is found in whichever form its letters are typed."""
+    """Each has a file, is listed and is found in whichever form its letters are typed. None leaves the folder."""
+    for name in ("../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"):
+        with pytest.raises(SegmentError, match="cannot be the name of a skill"):
+            library.path(name, identity)
     for name in ("規則", "方針", "rückgabe"):
         with library.compiling(name, identity) as path:
             write_segment(path, make_segment(name=name))
@@ -72,14 +60,9 @@ def test_names_in_any_script(library: Library, identity: Identity, make_segment:
     assert (target.kind, target.name) == ("name", "rückgabe")
     with pytest.raises(SegmentError, match="Windows reserves the name nul"), library.compiling("nul", identity):
         pass
-
-
-def test_names_that_a_file_system_may_take_for_one(
-    library: Library, identity: Identity, make_segment: MakeSegment
-) -> None:
     write_segment(library.path("maße", identity), make_segment(name="maße"))
     with refused(SegmentError, r"there is already maße.*: --name NAME"), library.compiling("masse", identity):
-        pass
+        pass  # a file system may take them for one
 
 
 def test_folders_are_made_for_us_alone(tmp_path: Path, identity: Identity, make_segment: MakeSegment) -> None:
@@ -96,16 +79,15 @@ def test_folders_are_made_for_us_alone(tmp_path: Path, identity: Identity, make_
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_library_that_others_can_write_in(filled: Library, identity: Identity, mode: int) -> None:
+def test_a_library_that_others_can_write_in(filled: Library, identity: Identity) -> None:
     """It may be forged: nothing is listed, found, compiled or removed. One that others can read becomes private."""
-    filled.folder.chmod(mode)
     uses: list[Callable[[], object]] = [
         *(filled.names, filled.entries, lambda: filled.find("returns", identity), lambda: filled.resolve("returns")),
         *(lambda: filled.remove("returns"), lambda: filled.path("returns", identity)),
         lambda: filled.compiling("returns", identity).__enter__(),
     ]
-    for use in uses:
+    for use, mode in zip(uses, (0o777, 0o770, 0o702) * 3, strict=False):
+        filled.folder.chmod(mode)
         with refused(NotesError, f"others can write in .*run: chmod 700 {filled.folder}$"):
             use()
     filled.folder.chmod(0o755)
@@ -135,9 +117,13 @@ def test_what_cannot_be_read_now_is_not_damaged(filled: Library, identity: Ident
 
 
 def test_remove(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """All files of a name go, or the one of an identity; the rest stays."""
-    other = replace(identity, weights="cd" * 32)
+    """All files of a name go, or the one of an identity; the rest stays. Of several files for other models, that with
+    the fewest differences is named."""
+    other = replace(identity, weights="cd" * 32, kv_type="f32/f32")
     write_segment(filled.path("returns", other), make_segment(identity=other))
+    with pytest.raises(SegmentError) as caught:
+        filled.find("returns", replace(identity, kv_type="q8_0/q8_0"))
+    assert "this model is" not in str(caught.value)
     assert filled.remove("returns", other) == [filled.path("returns", other)]
     assert filled.remove("returns") == [filled.path("returns", identity)]
     assert filled.names() == ["support"]
@@ -176,14 +162,10 @@ def test_changes(filled: Library, identity: Identity) -> None:
     }
     assert changes(info, **now) == []
     for part, value, word in [
-        ("text", "other", "text"),
-        ("tokens", [*info.tokens, 1], "different tokens"),
-        ("description", "other", "description"),
-        ("fields", [], "fields"),
-        ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
-        ("context", [7], "left context"),
-        ("prefix_only", True, "cannot be moved"),
-        ("influence", True, "has not been measured"),
+        *(("text", "other", "text"), ("tokens", [*info.tokens, 1], "different tokens")),
+        *(("description", "other", "description"), ("fields", [], "fields")),
+        *(("identity", replace(identity, kv_type="f32/f32"), "f32/f32"), ("context", [7], "left context")),
+        *(("prefix_only", True, "cannot be moved"), ("influence", True, "has not been measured")),
     ]:
         (change,) = changes(info, **(now | {part: value}))
         assert word in change
@@ -202,7 +184,8 @@ def own(tmp_path: Path, make_segment: Callable[..., Segment]) -> Path:
 
 
 def test_all_but_where_the_text_came_from(own: Path, tmp_path: Path) -> None:
-    """Rows, text, fields, when it was compiled: the same; the path of the text is nowhere in the file."""
+    """Rows, text, fields, when it was compiled: the same; the path of the text is nowhere in the file. The same segment
+    is left alone, any other file is refused, force replaces it."""
     target = tmp_path / "a.gguf"
     assert export(own, target)
     before, after = open_segment(own), open_segment(target)
@@ -210,36 +193,28 @@ def test_all_but_where_the_text_came_from(own: Path, tmp_path: Path) -> None:
     assert (before.text, before.fields, before.identity) == (after.text, after.fields, after.identity)
     assert peek(own).created == peek(target).created and b"secret" not in target.read_bytes()
     assert (after.source, after.stamp) == ("", ())
-
-
-@pytest.mark.parametrize(("folder_mode", "mode"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
-def test_who_can_read_the_folder_can_read_the_file(own: Path, tmp_path: Path, folder_mode: int, mode: int) -> None:
-    """In a shared folder; a single file is for its owner alone."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(folder_mode)
-    export(own, folder / own.name, shared=True)
-    assert stat.S_IMODE((folder / own.name).stat().st_mode) == mode
-    export(own, folder / "alone.gguf")
-    assert stat.S_IMODE((folder / "alone.gguf").stat().st_mode) == 0o600
-
-
-def test_what_is_there_is_not_written_over(own: Path, tmp_path: Path) -> None:
-    """The same segment is left alone, any other file is refused, force replaces it."""
-    target = tmp_path / "a.gguf"
-    export(own, target)
-    before = target.stat().st_mtime_ns
-    assert not export(own, target) and target.stat().st_mtime_ns == before
+    written = target.stat().st_mtime_ns
+    assert not export(own, target) and target.stat().st_mtime_ns == written
     for content in (b"a letter", b""):
         target.write_bytes(content)
         with refused(SegmentError, "is there already, and is another file"):
             export(own, target)
         assert target.read_bytes() == content
-    other = open_segment(own)
-    write_segment(target, replace(other, text="other", fields=()))
+    write_segment(target, replace(before, text="other", fields=()))
     with refused(SegmentError, "is another file"):
         export(own, target)
-    assert export(own, target, force=True) and open_segment(target).text == other.text
+    assert export(own, target, force=True) and open_segment(target).text == before.text
+
+
+def test_who_can_read_the_folder_can_read_the_file(own: Path, tmp_path: Path) -> None:
+    """In a shared folder; a single file is for its owner alone."""
+    for folder_mode, mode in ((0o700, 0o600), (0o750, 0o640), (0o755, 0o644)):
+        folder = tmp_path / f"{folder_mode}"
+        folder.mkdir()
+        folder.chmod(folder_mode)
+        export(own, folder / own.name, shared=True)
+        export(own, folder / "alone.gguf")
+        assert [stat.S_IMODE((folder / name).stat().st_mode) for name in (own.name, "alone.gguf")] == [mode, 0o600]
 
 
 def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
@@ -254,7 +229,7 @@ def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
     assert not list((tmp_path / "shared").iterdir())
 
 
-def test_only_segments_are_found_in_a_folder(own: Path, tmp_path: Path) -> None:
+def test_only_segments_are_found_in_a_shared_folder(own: Path, tmp_path: Path) -> None:
     (own.parent / "model.gguf").write_bytes(b"GGUF")
     (own.parent / "readme.txt").touch()
     second = own.with_name("returns.abcdefabcdef.gguf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from notes_cli.library.container import FIRST, open_segment, open_stored, write_
 Make = Callable[..., Any]
 BEFORE = np.arange(5, dtype=np.int32)  # tokens before the segment, which move it by 3
 ROWS = 1500  # half as much again as a thread reads at once
+LAYERS = 3
 
 
 @pytest.fixture(scope="module")
 def model(make_model: Make) -> Iterator[Model]:
     """K and V rows of 1024 bytes in f16."""
-    with Model(make_model("qwen3", layers=8, embd=512, heads=16, kv_heads=16)) as opened:
+    with Model(make_model("qwen3", layers=LAYERS, embd=512, heads=16, kv_heads=16)) as opened:
         yield opened
 
 
@@ -38,25 +40,21 @@ def context(model: Model, kv: str = "f16", flash: str = "on", threads: int = 2, 
 
 
 @pytest.fixture(scope="module")
-def make(model: Model, make_segment: Make) -> Callable[[int], Segment]:
+def make(make_segment: Make) -> Callable[..., Segment]:
     """A segment of random rows for the model."""
 
-    def made(count: int) -> Segment:
+    def made(count: int, layers: int = LAYERS) -> Segment:
         random = np.random.default_rng(count)
-        with context(model) as ctx:
-            layers = tuple(
-                LayerRows(one.layer, *(random.standard_normal((count, 512), np.float32).astype("f2") for _ in "kv"))
-                for one in ctx.layers
-            )
+        parts = (random.standard_normal((count, 512), np.float32).astype("f2") for _ in range(2 * layers))
+        rows = tuple(LayerRows(index, next(parts), next(parts)) for index in range(layers))
         tokens = random.integers(0, 256, count).astype(np.int32)
-        segment: Segment = make_segment()
-        return replace(segment, tokens=tokens, fields=(), layers=layers)
+        return replace(make_segment(), tokens=tokens, fields=(), layers=rows)  # type: ignore[no-any-return]
 
     return made
 
 
 @pytest.fixture(scope="module")
-def path(make: Callable[[int], Segment], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(make: Callable[..., Segment], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("stored") / "returns.gguf"
     write_segment(path, make(ROWS))
     return path
@@ -94,70 +92,71 @@ def nearly(found: list[bytes], wanted: list[bytes]) -> bool:
     return all(np.allclose(*(np.frombuffer(one, np.float32) for one in pair), rtol=1e-2, atol=1e-3) for pair in pairs)
 
 
-def untouched(seq: KVSequence, before: list[bytes]) -> bool:
-    """True if rows and metadata of the sequence are unchanged."""
-    return len(seq) == len(BEFORE) == seq.context.length(seq.seq_id) == seq.context.used and rows(seq) == before
-
-
-KINDS = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("bf16", "off"), ("q4_0", "on")]
-
-
-@pytest.mark.parametrize(("kv", "flash"), KINDS)
-def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: str) -> None:
-    """For all types and layouts of the cache, rows from the file equal those from memory, bit for bit."""
-    segment = open_segment(path)
-    with context(model, kv, flash) as ctx:
-        for seam in (0, 700):
-            stored = open_stored(path)
-            assert placed(ctx, stored, seam) == placed(ctx, segment, seam)
-            assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # not read into memory
-        unrotated = replace(segment, base=len(BEFORE))
-        assert placed(ctx, unrotated) != placed(ctx, segment)  # it is moved
-        assert placed(ctx, replace(open_stored(path), base=len(BEFORE))) == placed(ctx, unrotated)
+@contextmanager
+def unharmed(ctx: Context, kind: type[Exception], match: str | None = None) -> Iterator[KVSequence]:
+    """Yield a sequence for a splice that is refused with exactly this kind of error, and changes neither rows nor
+    metadata."""
+    seq = begun(ctx)
+    before = rows(seq)
+    with pytest.raises(kind, match=match) as caught:
+        yield seq
+    native.call("notes_watch", ctx.handle, -1)
+    assert caught.type is kind and len(seq) == len(BEFORE) == ctx.length(seq.seq_id) == ctx.used
+    assert rows(seq) == before
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_the_same_rows_with_any_number_of_threads(
-    model: Model, make: Callable[[int], Segment], tmp_path: Path, flash: str
+    make_model: Make, make: Callable[..., Segment], tmp_path: Path, flash: str
 ) -> None:
     """The result does not depend on the threads, also with more of them than layers or tensors."""
-    segment = make(4200)
+    segment = make(4200, 8)
     write_segment(tmp_path / "long.gguf", segment)
     assert segment.nbytes >= 16 << 22  # so much a thread, else fewer are started
     found = []
-    for threads in (1, 2, 3, 16, 17):
-        with context(model, "f16", flash, threads, n_ctx=4608) as ctx:
-            found.append(placed(ctx, open_stored(tmp_path / "long.gguf"), 3))
-    assert all(one == found[0] for one in found)
+    with Model(make_model("qwen3", layers=8, embd=512, heads=16, kv_heads=16)) as model:
+        for threads in (1, 3, 17):
+            with context(model, "f16", flash, threads, n_ctx=4608) as ctx:
+                found.append(placed(ctx, open_stored(tmp_path / "long.gguf"), 3))
+    assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's counters")
-@pytest.mark.parametrize(("kv", "flash"), KINDS)
-def test_every_byte_is_read_once_and_written_once(model: Model, path: Path, kv: str, flash: str) -> None:
-    """Counted from opening the file to the last row: every byte of the file is read once, every row written once."""
-    row = int(512 * limits.ELEMENT[kv])
+def asked() -> int:
+    """The bytes that this process has had the system read, by whatever means."""
+    counters = Path("/proc/self/io")
+    return (
+        int(dict(line.split(": ") for line in counters.read_text().splitlines())["rchar"]) if counters.exists() else 0
+    )
 
-    def asked() -> int:  # bytes that this process has had the system read, by whatever means
-        counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return int(counters["rchar"])
 
-    little = 1024  # the counters themselves are read
+@pytest.mark.parametrize(
+    ("kv", "flash"), [("f16", "on"), ("f16", "off"), ("f32", "off"), ("bf16", "off"), ("q4_0", "on")]
+)
+def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: str) -> None:
+    """For all types and layouts of the cache, bit for bit; every byte is read once, every row written once."""
+    segment, little = open_segment(path), 1024  # the counters themselves are read
     with context(model, kv, flash) as ctx:
-        for seam in (0, 40):
+        wanted = placed(ctx, segment)
+        unrotated = replace(segment, base=len(BEFORE))
+        assert placed(ctx, unrotated) != wanted  # it is moved
+        assert placed(ctx, replace(open_stored(path), base=len(BEFORE))) == placed(ctx, unrotated)
+        for seam in (0, 700):
             seq = begun(ctx)
-            seq.append(np.arange(seam))
+            seq.append(segment.tokens[:seam])
             seq.flush()
             counted, at_first = native.traffic(), asked()
-            segment = open_stored(path)
+            stored = open_stored(path)
             opened = asked()
-            what, base = segment.tokens[seam:], segment.base + seam
-            ctx.splice(seq.seq_id, len(seq), what, segment.layers, base, first=seam)
+            what, base = stored.tokens[seam:], stored.base + seam
+            ctx.splice(seq.seq_id, len(seq), what, stored.layers, base, first=seam)
             assert opened - at_first < FIRST + little
-            assert 0 <= asked() - opened - segment.nbytes < little
+            assert not opened or 0 <= asked() - opened - stored.nbytes < little
             read, written, copies = (now - then for now, then in zip(native.traffic(), counted, strict=True))
-            assert read == segment.nbytes == 2 * 8 * ROWS * 512 * 2, "K and V of eight layers, in f16"
-            assert written == 2 * 8 * (ROWS - seam) * row
+            assert read == stored.nbytes == 2 * LAYERS * ROWS * 512 * 2
+            assert written == 2 * LAYERS * (ROWS - seam) * int(512 * limits.ELEMENT[kv])
             assert copies == 0, "rows went through a buffer, and this is the host's memory"
+            assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # not read into memory
+            assert placed(ctx, stored, seam) == (placed(ctx, segment, seam) if seam else wanted)
 
 
 @pytest.mark.parametrize(("kept", "flash"), [("f16", "on"), ("f16", "off"), ("q8_0", "on")])
@@ -169,14 +168,11 @@ def test_a_wrong_byte_anywhere_is_refused(model: Model, copy: Path, kept: str, f
     assert isinstance(stored, Stored)
     places = [one for each in stored.tensors for one in (each.k, each.v)]
     with context(model, "f16", flash) as ctx:
-        seq = begun(ctx)
-        before = rows(seq)
         for number, place in enumerate(places):
-            for at in (place.offset, (place.offset + place.end) // 2, place.end - 1)[number % 3 :: 3]:
-                copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-                with pytest.raises(DamagedError, match=r"checksum of [KV] of layer \d"):
-                    seq.splice(open_stored(copy))
-                assert untouched(seq, before)
+            at = (place.offset, (place.offset + place.end) // 2, place.end - 1)[number % 3]
+            copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with unharmed(ctx, DamagedError, r"checksum of [KV] of layer \d") as seq:
+                seq.splice(open_stored(copy))
         copy.write_bytes(whole)
         seq.splice(open_stored(copy))
         assert rows(seq) == placed(ctx, open_segment(copy))
@@ -186,51 +182,39 @@ def test_a_file_that_is_cut_off_after_it_was_opened(model: Model, copy: Path) ->
     """A truncated file gives an error, no bus error; the rows before the segment stay."""
     size = copy.stat().st_size
     with context(model) as ctx:
-        seq = begun(ctx)
-        before = rows(seq)
         for left in (0, size // 2, size - 1):
             whole, segment = copy.read_bytes(), open_stored(copy)
             os.truncate(copy, left)
-            with pytest.raises(DamagedError, match=r"within [KV] of layer [0-9]"):
+            with unharmed(ctx, DamagedError, r"within [KV] of layer [0-9]") as seq:
                 seq.splice(segment)
             with pytest.raises(DamagedError, match="it was cut off while it was read"):
                 segment.slice(0, 3)
-            assert untouched(seq, before)
             copy.write_bytes(whole)
 
 
-def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callable[[int], Segment], copy: Path) -> None:
-    """A renamed-over file: the opened one is placed. Written in place: refused, before or during the splice."""
+def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callable[..., Segment], copy: Path) -> None:
+    """A renamed-over file: the opened one is placed. Written in place: refused, before or during the splice. One whose
+    reads fail is not called damaged."""
     with context(model) as ctx:
         segment, wanted = open_stored(copy), placed(ctx, open_segment(copy))
         write_segment(copy, make(600))
         assert placed(ctx, segment) == wanted
         segment = open_stored(copy)
+        assert isinstance(segment.layers, Stored) and segment.layers.file is not None
+        folder = os.open(copy.parent, os.O_RDONLY)
+        os.dup2(folder, segment.layers.file.fileno())
+        os.close(folder)
+        with unharmed(ctx, SegmentError, r"cannot read .*: Is a directory") as seq:
+            seq.splice(segment)
+        segment = open_stored(copy)
         data = copy.read_bytes()
         with copy.open("r+b") as file:
             file.write(data[::-1])
-        seq = begun(ctx)
-        before = rows(seq)
-        with pytest.raises(DamagedError):
+        with unharmed(ctx, DamagedError) as seq:
             seq.splice(segment)
-        assert untouched(seq, before)
 
 
-def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Path) -> None:
-    segment = open_stored(path)
-    assert isinstance(segment.layers, Stored) and segment.layers.file is not None
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.dup2(folder, segment.layers.file.fileno())  # a descriptor whose reads fail
-    os.close(folder)
-    with context(model) as ctx:
-        seq = begun(ctx)
-        before = rows(seq)
-        with pytest.raises(SegmentError, match=r"cannot read .*: Is a directory") as caught:
-            seq.splice(segment)
-        assert not isinstance(caught.value, DamagedError) and untouched(seq, before)
-
-
-def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], tmp_path: Path) -> None:
+def test_rows_that_are_no_numbers(model: Model, make: Callable[..., Segment], tmp_path: Path) -> None:
     """Rows that are not finite are refused as such with valid checksums, and as damaged otherwise."""
     segment = make(600)
     segment.layers[1].v[5, 5] = np.nan
@@ -238,17 +222,13 @@ def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], 
     stored = open_stored(tmp_path / "a.gguf")
     assert isinstance(stored.layers, Stored)
     with context(model) as ctx:
-        seq = begun(ctx)
-        before = rows(seq)
-        with pytest.raises(EngineError, match="NaN or infinity"):
+        with unharmed(ctx, EngineError, "NaN or infinity") as seq:
             seq.splice(stored)
-        assert untouched(seq, before)
         with (tmp_path / "a.gguf").open("r+b") as file:
             file.seek(stored.layers.tensors[-1].v.offset)
             file.write(b"x")
-        with pytest.raises(DamagedError):
+        with unharmed(ctx, DamagedError) as seq:
             seq.splice(stored)
-        assert untouched(seq, before)
 
 
 @pytest.mark.parametrize("kept", ["f16", "q8_0"])
@@ -268,13 +248,10 @@ def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
         wanted = placed(ctx, memory)
         assert placed(ctx, open_stored(tmp_path / "a.gguf")) == wanted
         assert nearly(placed(ctx, replace(memory, layers=tuple(plain))), wanted)
-        seq = begun(ctx)
-        before = rows(seq)
         stored = open_stored(tmp_path / "a.gguf")
         os.truncate(tmp_path / "a.gguf", 5000)
-        with pytest.raises(DamagedError):
+        with unharmed(ctx, DamagedError) as seq:
             seq.splice(stored)
-        assert untouched(seq, before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])  # pairs of neighbours, pairs of halves
@@ -298,13 +275,10 @@ def test_a_splice_that_is_stopped(model: Model, path: Path) -> None:
     """As by Ctrl-C while a slow disk is read: at once, with nothing placed; the same splice can be had afterwards."""
     reading, writing = os.pipe()
     with context(model) as ctx, os.fdopen(reading), os.fdopen(writing, "w"):
-        seq = begun(ctx)
-        before, segment = rows(seq), open_stored(path)
+        segment = open_stored(path)
         os.write(writing, b"x")
-        native.call("notes_watch", ctx.handle, reading)
-        with pytest.raises(native.StoppedError):
+        with unharmed(ctx, native.StoppedError) as seq:
+            native.call("notes_watch", ctx.handle, reading)
             seq.splice(segment)
-        native.call("notes_watch", ctx.handle, -1)
-        assert untouched(seq, before)
         seq.splice(segment)
         assert rows(seq) == placed(ctx, open_segment(path))

@@ -45,14 +45,11 @@ def test_before_each_heading() -> None:
 
 
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
+    """Of many places, those that give nearly equal parts are chosen; there are at most as many parts as lines."""
     assert parts("a\nb\n\nc\nd", 2) == ["a\nb\n\n", "c\nd"]
     assert parts("a\nb\n\nc\nd", 3) == ["a\n", "b\n\n", "c\nd"]
     assert parts("a\n \n \nb", 2) == ["a\n \n \n", "b"]
     assert any(part.count("```") == 2 for part in parts(TEXT, 64))
-
-
-def test_parts_are_even() -> None:
-    """Of many places, those that give nearly equal parts are chosen; there are at most as many parts as lines."""
     text = "\n\n".join(["four"] * 16)
     assert {len(part) for part in parts(text, 4)} == {22, 24}
     assert [len(part) for part in parts("x" * 50 + "\n1\n2\n3", 3)] == [51, 2, 3]
@@ -65,6 +62,11 @@ def test_a_place_inside_a_token_is_dropped() -> None:
     assert block_starts("ab\ncd", [b" ab", b"\n", b"cd"], 2) == (0, 2)
     with pytest.raises(SkillError, match="are not those of the text"):
         block_starts("ab", [b"x"], 2)
+    # A tokenizer that normalises would put the field at a wrong place.
+    with pytest.raises(SkillError, match="are not those of the text"):
+        token_spans("A b", [b"a", b" b"], [(2, 3)])
+    assert token_spans("A b", [b"a", b" b"], []) == []
+    assert token_spans("a b", [b" a", b" ", b"b"], [(2, 3)]) == [(2, 3)]  # SentencePiece puts a blank before the text
 
 
 @given(
@@ -93,14 +95,6 @@ def test_blocks_that_refer_to_each_other() -> None:
         "block 4 refers to ship_to, whose value is in blocks 1 and 3: decisions may suffer; keep them in one block",
     ]
     assert references(texts[:1], {"date": {0}}) == []
-
-
-def test_tokens_of_another_text_are_refused() -> None:
-    """A tokenizer that normalises would put the field at a wrong place."""
-    with pytest.raises(SkillError, match="are not those of the text"):
-        token_spans("A b", [b"a", b" b"], [(2, 3)])
-    assert token_spans("A b", [b"a", b" b"], []) == []
-    assert token_spans("a b", [b" a", b" ", b"b"], [(2, 3)]) == [(2, 3)]  # SentencePiece puts a blank before the text
 
 
 @given(st.data())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,17 +28,14 @@ GIVEN = {"city": 'São <b>Paulo</b> "x"\n[1]', "days": 3, "deep": DEEP, "on": Tr
 FIRST, SECOND = ToolCall("abcdefgh1", "get_weather", GIVEN), ToolCall("abcdefgh2", "get_time")
 
 
-def shown(name: str, calls: Sequence[ToolCall]) -> str:
-    """Return the calls as printed by the template, with its text between the question and the first result."""
+@cache
+def written(name: str, first: bool = True, second: bool = False) -> str:
+    """Return the model's part of these calls as the template prints them: from their beginning to the first result."""
+    calls, form = (*[FIRST] * first, *[SECOND] * second), form_of(SOURCES[name])
     results = [Message("tool", (TextPart("R!"),), tool_call_id=call.id) for call in calls]
-    talk = (user_message("Q?"), Message("assistant", (), tuple(calls)), *results)
+    talk = (user_message("Q?"), Message("assistant", (), calls), *results)
     text = "".join(chunk.text for chunk in build(template_of(name), Conversation(talk, TOOLS)))
-    return re.split(r"R!", text.partition("Q?")[2])[0]
-
-
-def written(name: str, calls: Sequence[ToolCall]) -> str:
-    """Return the model's part of it: from the beginning of the calls."""
-    text, form = shown(name, calls), form_of(SOURCES[name])
+    text = text.partition("Q?")[2].partition("R!")[0]
     assert form
     if form.bare and (match := re.search(form.bare, text)):
         return text[match.start() :]
@@ -49,7 +46,7 @@ def written(name: str, calls: Sequence[ToolCall]) -> str:
 def test_what_a_template_shows_is_read_back(name: str) -> None:
     """Two calls, or one if the template has no more, keep names and arguments with any characters."""
     calls = (FIRST,) if name in ONE_CALL else (FIRST, SECOND)
-    text = written(name, calls)
+    text = written(name, second=len(calls) > 1)
     said = calls_in(text, form_of(SOURCES[name]), TOOLS)
     assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in calls]
     assert len({call.id for call in said.calls}) == len(calls)
@@ -73,26 +70,19 @@ def test_what_is_no_call(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWS)
 def test_an_answer_without_calls_is_a_text(name: str) -> None:
-    """So is one that begins with a brace, is cut short, or calls an unknown tool."""
+    """So is one that begins with a brace, is cut short, or calls an unknown tool. A stream shows no part of a call:
+    text is emitted as far as it is certain, and only grows."""
     form = form_of(SOURCES[name])
     assert form
-    cut = written(name, [FIRST]).partition("Paulo")[0]
-    for text in ("It is warm.", "{1, 2} is a set.", f"{form.begin}", f"{form.begin}x", cut):
+    call, later = written(name), written(name, first=False, second=True)
+    for text in ("It is warm.", "{1, 2} is a set.", f"{form.begin}", f"{form.begin}x", call.partition("Paulo")[0]):
         said = calls_in(text, form, TOOLS)
         assert said.calls == () and (said.text == text or form.drop), text
     other = [{"type": "function", "function": {"name": "other"}}]
-    assert calls_in(written(name, [SECOND]), form, other).calls == ()
-    assert calls_in(written(name, [SECOND]), form, []).calls == ()
-
-
-@pytest.mark.parametrize("name", KNOWS)
-def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
-    """Text is emitted before the end of an answer as far as it is certain, and only grows."""
-    form = form_of(SOURCES[name])
-    assert form
-    text = ("" if form.bare else "I'll look. ") + written(name, [FIRST])
+    assert calls_in(later, form, other).calls == calls_in(later, form, []).calls == ()
+    text = ("" if form.bare else "I'll look. ") + call
     sure = [may_call(text[:count], form) for count in range(len(text) + 1)]
-    assert sure == sorted(sure) and sure[-1] <= text.index(written(name, [FIRST]))
+    assert sure == sorted(sure) and sure[-1] <= text.index(call)
     plain = "It is warm, and the rest of the week, too."
     assert may_call(plain, form) == len(plain)
 
@@ -104,8 +94,7 @@ def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
         ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "<|START_RESPONSE|>Warm.", "Warm."),
         ("upstage-Solar-Open-100B", "<|content|>Warm.", "Warm."),
         ("upstage-Solar-Open-100B", "<|begin|>assistant<|content|>Warm.", "Warm."),
-        ("meetkai-functionary-medium-v3.2", "all\nWarm.", "Warm."),
-        ("Qwen-Qwen3-0.6B", "Warm.", "Warm."),
+        *(("meetkai-functionary-medium-v3.2", "all\nWarm.", "Warm."), ("Qwen-Qwen3-0.6B", "Warm.", "Warm.")),
     ],
 )
 def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> None:
@@ -123,8 +112,7 @@ def test_other_spellings_of_models() -> None:
         (llama, '<|python_tag|>{"name": "get_time", "parameters": {}}'),
         (llama, '{"type": "function", "name": "get_time", "parameters": {}}'),
         (llama, '{"name": "get_time", "parameters": {}}; {"name": "get_time", "parameters": {}}'),
-        (oss, "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}"),
-        (solar, call),
+        *((oss, "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}"), (solar, call)),
         (solar, f"<|begin|>assistant{call}"),
     ):
         found = calls_in(text, form, TOOLS).calls

@@ -20,14 +20,11 @@ TWO = Known([("returns", ["date", "tier"]), ("support", ["date"])])
     [
         (" date = a=b ", "date", "a=b"),  # all after the first equals sign
         ("date: 2026-07-01", "date", "2026-07-01"),  # as a line of a text
-        ("date : at 10:30=late", "date", "at 10:30=late"),
-        ("date=a: b", "date", "a: b"),
+        *(("date : at 10:30=late", "date", "at 10:30=late"), ("date=a: b", "date", "a: b")),
         ("date=Monday, at 10:30; or later", "date", "Monday, at 10:30; or later"),
         ("date=1, x=2", "date", "1, x=2"),  # x is no field
-        ("日期\uff1a2026-07-01", "日期", "2026-07-01"),
-        ("日期=5", "日期", "5"),
-        ("Delivery  time: 5 days", "Delivery time", "5 days"),
-        ("Delivery  time = 5", "Delivery time", "5"),
+        *(("日期\uff1a2026-07-01", "日期", "2026-07-01"), ("日期=5", "日期", "5")),
+        *(("Delivery  time: 5 days", "Delivery time", "5 days"), ("Delivery  time = 5", "Delivery time", "5")),
         ("Gro\u0308\u00dfe=5", "Größe", "5"),
     ],
 )
@@ -78,11 +75,10 @@ def test_what_is_no_correction_is_refused(text: str, says: str) -> None:
 def test_a_value_with_another_fields_value(between: str) -> None:
     """Any separator between the two is detected: otherwise one would become part of the other."""
     known = Known([("returns", ["date", "tier", "Delivery time"])])
-    for other in ("tier", "Delivery time", "returns.tier"):
-        with pytest.raises(SkillError, match=f"gives 'date' a value, and '{other}' another one"):
-            parse_erratum(f"date=2026-07-01{between}{other}=silver", known)
-    with pytest.raises(SkillError, match="Write an erratum for each"):
-        parse_erratum("date: 2026-07-01; tier: silver", known)
+    for text in ("date=2026-07-01", "date: 2026-07-01"):
+        for other in ("tier", "Delivery time", "returns.tier"):
+            with pytest.raises(SkillError, match=f"gives 'date' a value, and '{other}' another one.*Write an erratum"):
+                parse_erratum(f"{text}{between}{other}=silver", known)
 
 
 def test_a_long_value_is_looked_through_once() -> None:
@@ -96,9 +92,7 @@ def test_a_long_value_is_looked_through_once() -> None:
 @pytest.mark.parametrize(
     ("text", "skills"),
     [
-        ("returns.date=1", ["returns"]),
-        ("support.date = 1", ["support"]),
-        ("*.date=1", ["returns", "support"]),
+        *(("returns.date=1", ["returns"]), ("support.date = 1", ["support"]), ("*.date=1", ["returns", "support"])),
         *((text, [""]) for text in ("tier=1", "returns.tier=1", "*.tier=1", " returns . tier = 1")),
     ],
 )
@@ -144,11 +138,9 @@ def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> No
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("date=1", r"several skills have a field 'date': name one of returns.date, support.date, or all: \*.date"),
+        *(("date=1", r"name one of returns.date, support.date, or all: \*.date"), ("*.date =", "has no value")),
         ("refunds.date=1", r"a field 'refunds.date'. Did you mean returns.date\? Known fields: returns.date, support"),
-        ("support.tier=1", "no spliced skill has a field 'support.tier'"),
-        ("*.day=1", r"no spliced skill has a field '\*.day'"),
-        ("*.date =", "has no value"),
+        *(("support.tier=1", "has a field 'support.tier'"), ("*.day=1", r"has a field '\*.day'")),
     ],
 )
 def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:

@@ -73,13 +73,9 @@ FINE = "---\nname: ferry-trips\ndescription: 'Plans trips: ferries and buses.'\n
 @pytest.mark.parametrize(
     "data",
     [
-        FINE.encode(),
-        b"\xef\xbb\xbf" + FINE.encode(),
-        b"\xef\xbb\xbf\r\n \n" + FINE.replace("\n", "\r\n").encode(),
-        FINE.replace("\n", "\r").encode(),
-        FINE.replace("---\n", "--- \t\n").encode(),
-        FINE.replace("---\nRead", "-----\nRead").encode(),
-        FINE.replace("---\nRead", "...\nRead").encode(),
+        *(FINE.encode(), b"\xef\xbb\xbf" + FINE.encode(), b"\xef\xbb\xbf\r\n \n" + FINE.replace("\n", "\r\n").encode()),
+        *(FINE.replace("\n", "\r").encode(), FINE.replace("---\n", "--- \t\n").encode()),
+        *(FINE.replace("---\nRead", "-----\nRead").encode(), FINE.replace("---\nRead", "...\nRead").encode()),
         FINE.replace("---\nRead", "---Read").encode(),
         FINE.replace("---\nRead", "---\n---\nRead").replace("---\n---\nRead", "--- \n\nRead").encode(),
         FINE.encode("utf-16"),
@@ -90,14 +86,10 @@ def test_front_matter_is_found(tmp_path: Path, data: bytes) -> None:
     assert written(tmp_path, data) == (*WANTED, ())
 
 
-def test_a_rule_in_the_text_ends_nothing(tmp_path: Path) -> None:
-    """The first line of dashes ends it, even if the text begins on that line."""
+def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
+    """A warning reports it; without front matter the comment is text. A rule in the text ends nothing."""
     text = FINE.replace("---\nRead the tides.\n", "---# Tides\n\n---\n\nRead.\n")
     assert written(tmp_path, text.encode())[2] == "# Tides\n\n---\n\nRead."
-
-
-def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
-    """A warning reports it; without front matter the comment is text."""
     for comment in ("<!-- x -->\n", "\ufeff<!-- x\n---\ny -->\n\n<!-- z --> \n"):
         *found, warnings = written(tmp_path, (comment + FINE).encode())
         assert tuple(found) == WANTED and "the comment before the front matter is not compiled" in warnings[0]
@@ -107,21 +99,16 @@ def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
     assert written(tmp_path, b"<!-- x\nRead.")[2:] == ("<!-- x\nRead.", ())
 
 
-@pytest.mark.parametrize("text", ["---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."])
-def test_a_text_may_begin_with_a_rule(tmp_path: Path, text: str) -> None:
-    name, _, found, (warning,) = written(tmp_path, text.encode())
-    assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
-
-
-def test_front_matter_that_comes_too_late_is_told(tmp_path: Path) -> None:
-    """It is compiled as text with a warning, as agents do; an example in code is not front matter."""
+def test_front_matter_that_comes_too_late_or_is_not_utf8(tmp_path: Path) -> None:
+    """It is compiled as text with a warning, as agents do; an example in code is not front matter. A text may begin
+    with a rule."""
+    for text in ("---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."):
+        name, _, found, (warning,) = written(tmp_path, text.encode())
+        assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
     *_, text, (warning,) = written(tmp_path, ("# Tides\n\n" + FINE).encode())
     assert text.startswith("# Tides") and "line 3 looks like front matter, which has to come first" in warning
     assert written(tmp_path, f"# Tides\n\n```\n{FINE}```\n".encode())[3] == ()
-
-
-def test_bytes_that_are_not_utf8_in_front_matter(tmp_path: Path) -> None:
-    """They are read as U+FFFD, with a warning: they are not compiled."""
+    # Bytes that are not UTF-8 are read as U+FFFD, with a warning: they are not compiled.
     data = FINE.replace("buses", "buses by Caf\u00e9").encode("latin-1")
     name, description, text, (warning,) = written(tmp_path, data)
     assert (name, text) == ("ferry-trips", "Read the tides.") and "Caf\ufffd" in description
@@ -144,16 +131,7 @@ def test_declared_fields_are_read_line_by_line(yaml: str, fields: dict[str, str]
 
 
 PARTS = [
-    "---",
-    "--- ",
-    "name: a",
-    "description: b: c",
-    "fields:",
-    "  x: 1",
-    "  y: {value: 2}",
-    "<!--",
-    "-->",
-    "",
+    *("---", "--- ", "name: a", "description: b: c", "fields:", "  x: 1", "  y: {value: 2}", "<!--", "-->", ""),
     "\ufeff",
 ]
 PARTS += ["\t- [", '"', "x", "...", "---x", "fields: {", "a b: c: d", "|", "name\uff1az", "'description': >"]

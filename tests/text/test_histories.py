@@ -37,8 +37,7 @@ TOOLS: list[Json] = [
             "additionalProperties": False,
         },
     },
-    {"name": "now", "description": "The time."},
-    {"name": "files", "parameters": {}},
+    *({"name": "now", "description": "The time."}, {"name": "files", "parameters": {}}),
     {"name": "ping", "description": "Pings.", "parameters": {"type": "object", "properties": {}}},
 ]
 ASK: Json = {"role": "user", "content": "Which files are there?"}
@@ -70,28 +69,23 @@ def request(*messages: Json, tools: Sequence[Json] = TOOLS, **more: Any) -> Json
 TEXT = json.dumps(RUN)
 FOREIGN, OTHER = "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9"
 HISTORIES: dict[str, Json] = {
-    "calls, and no tools": request(ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), tools=()),
     "calls in an earlier turn, and no tools": request(
         SYSTEM, ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), ANSWER, MORE, tools=()
     ),
     'tool_choice "none"': request(ASK, calls(call(FIRST, "run", TEXT)), result(FIRST), MORE, tool_choice="none"),
-    "arguments {} and null": request(
+    "arguments {}, null, empty or missing": request(
         ASK,
         *(calls(call(FIRST, "now", "{}")), result(FIRST)),
         *(calls(call(SECOND, "ping", {})), result(SECOND)),
         *(calls(call("abcdefgh3", "now", None)), result("abcdefgh3")),
-    ),
-    'arguments "" or missing': request(
-        ASK, calls(call(FIRST, "now", "")), result(FIRST), calls(call(SECOND, "ping", MISSING)), result(SECOND)
-    ),
-    "ids of other servers": request(
-        ASK, calls(call(FOREIGN, "run", TEXT)), result(FOREIGN), calls(call(OTHER, "run", TEXT)), result(OTHER)
+        *(calls(call("abcdefgh4", "now", "")), result("abcdefgh4")),
+        *(calls(call("abcdefgh5", "ping", MISSING)), result("abcdefgh5")),
     ),
     "no ids": request(ASK, calls(call(MISSING, "run", TEXT)), result(MISSING)),
-    "contents null, missing, in parts": request(
+    "ids of other servers, contents null, missing, in parts": request(
         {"role": "user", "content": [{"type": "text", "text": "Which files"}, {"type": "text", "text": "are there?"}]},
-        *(calls(call(FIRST, "run", TEXT), content=MISSING), result(FIRST, None)),
-        *(calls(call(SECOND, "run", RUN), content="I look.\n"), result(SECOND, [{"type": "text", "text": "<a>"}])),
+        *(calls(call(FOREIGN, "run", TEXT), content=MISSING), result(FOREIGN, None)),
+        *(calls(call(OTHER, "run", RUN), content="I look.\n"), result(OTHER, [{"type": "text", "text": "<a>"}])),
     ),
     "parallel calls, results reversed": request(
         ASK, calls(call(FIRST, "run", TEXT), call(SECOND, "now", "{}")), result(SECOND, "noon"), result(FIRST), MORE
@@ -111,8 +105,7 @@ HISTORIES: dict[str, Json] = {
 }
 
 ENDLESS = {  # a macro of these calls itself for ever where a property has no type
-    "CohereForAI-c4ai-command-r-plus-tool_use",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    *("CohereForAI-c4ai-command-r-plus-tool_use", "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"),
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
 }
 USERS = re.compile(r"<(main|slow|look|brief)>|<a>\\?\"|b\|c|c\|d|\{x|\{a\}")  # in strings of users only
@@ -153,9 +146,9 @@ def test_each_history_has_a_prompt(name: str) -> None:
 def test_a_turn_does_not_change_what_came_before() -> None:
     """The prompt begins with that of the history without its last question, as a prefix cache requires."""
     for name in ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407"):
-        for history in ("ids of other servers", "no ids", "parallel calls, results reversed", "arguments {} and null"):
+        for history in [name for name in HISTORIES if re.match("ids|no ids|parallel|arguments", name)]:
             given = HISTORIES[history]
-            messages = [one for one in given["messages"] if one["content"] != "And the largest?"]
+            messages = [one for one in given["messages"] if one.get("content") != "And the largest?"]
             texts = []
             for more in ([], [{"role": "assistant", "content": "A."}, {"role": "user", "content": "And now?"}]):
                 asked = parse_chat({**given, "messages": [*messages, *more]})

@@ -20,28 +20,20 @@ RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
 @pytest.mark.parametrize(
     ("messages", "says"),
     [
-        ((), "the conversation is empty"),
-        ((Message("system", (TextPart(""),)),), "the conversation is empty"),
-        ((Message("robot", (TextPart("x"),)),), "message 1 has an unknown role 'robot'. Choose among system, user"),
-        ((USER, ANSWER), "the last message is the assistant's: there is nothing to answer"),
-        ((USER, CALL), "the last message is the assistant's"),
-        (
-            (USER, CALL, Message("tool", (), tool_call_id="1", name="find")),
-            "message 3 is a result of 'find', but 'look' was called",
-        ),
+        *(((), "is empty"), ((Message("system", (TextPart(""),)),), "is empty")),
+        ((Message("robot", (TextPart("x"),)),), "message 1 has an unknown role 'robot'"),
+        *(((USER, ANSWER), "the last message is the assistant's"), ((USER, CALL), "the last message is the assistant")),
+        ((USER, CALL, Message("tool", (), tool_call_id="1", name="find")), "message 3 is .*'find', but 'look'"),
         ((Message("user", tool_calls=CALL.tool_calls),), "message 1 calls a tool, which only the assistant can do"),
-        ((Message("user", name="look"),), "message 1 names a tool, so its role must be tool, not user"),
+        ((Message("user", name="look"),), "message 1 names a tool"),
         ((USER, Message("assistant", (SkillPart("a"),)), USER), "message 2 .* holds text and tool calls only"),
-        ((user_message("\ud800"),), "is half of a UTF-16 surrogate pair"),
+        ((user_message("\ud800"),), "surrogate pair"),
         ((USER, Message("assistant", (), (ToolCall("1", ""),)), RESULT), "message 2 calls a tool without a name"),
-        (
-            (USER, Message("assistant", (), (ToolCall("1", "look", ["x"]),)), RESULT),  # type: ignore[arg-type]
-            "message 2: the arguments of look must be an object",
-        ),
+        ((USER, Message("assistant", (), (ToolCall("1", "look", ["x"]),)), RESULT), "must be an object"),  # type: ignore[arg-type]
     ],
 )
 def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> None:
-    with pytest.raises(NotesError, match=says.replace("|", r"\|").replace("?", r"\?")) as caught:
+    with pytest.raises(NotesError, match=says) as caught:
         Conversation(messages)
     assert "\n" not in str(caught.value)
 
@@ -62,9 +54,7 @@ def test_tools_as_others_give_them() -> None:
     whole = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": schema}}
     bare = {"name": "look", "description": "Looks."}
     for given in (
-        whole,
-        bare | {"parameters": schema},
-        bare | {"type": "function", "parameters": schema, "strict": True},
+        *(whole, bare | {"parameters": schema}, bare | {"type": "function", "parameters": schema, "strict": True}),
         {**whole, "cache_control": {"type": "ephemeral"}},
         bare | {"inputSchema": schema, "title": "Look", "annotations": {"readOnlyHint": True}, "outputSchema": {}},
         bare | {"type": "custom", "input_schema": schema, "cache_control": {"type": "ephemeral"}},
@@ -79,15 +69,11 @@ def test_tools_as_others_give_them() -> None:
 @pytest.mark.parametrize(
     ("tools", "says"),
     [
-        (({},), "tool 1 is not a function with a name"),
-        (("look",), "tool 1 is not a function with a name"),
-        (({"name": "a"}, {"type": "function", "function": {"name": 3}}), "tool 2 is not a function with a name"),
-        (
-            ({"name": "search", "type": "web_search_20250305"},),
-            "tool 1 is of the type 'web_search_20250305': only func",
-        ),
-        (({"name": "look up"},), "tool 1: its name must be letters, digits, .* not 'look up'"),
-        (({"name": "a"}, {"name": "a"}), "there are two tools of the name a"),
+        *((({},), "tool 1 is not a function"), (("look",), "tool 1 is not a function")),
+        (({"name": "a"}, {"type": "function", "function": {"name": 3}}), "tool 2 is not a function"),
+        (({"name": "search", "type": "web_search_20250305"},), "of the type 'web_search_20250305'"),
+        (({"name": "look up"},), "tool 1: its name must be .* not 'look up'"),
+        (({"name": "a"}, {"name": "a"}), "two tools of the name a"),
     ],
 )
 def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) -> None:

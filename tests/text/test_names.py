@@ -17,10 +17,7 @@ from notes_cli.text.names import MAX_BYTES, MAX_NAME, is_name, name_of, objectio
         *(("規則", "規則"), ("方針", "方針"), ("Rückgabe", "rückgabe"), ("Maße", "maße"), ("ΛΌΓΟΣ", "λόγος")),
         *(("हिन्दी नाम", "हिन्दी-नाम"), ("правила_2", "правила-2"), ("القواعد", "القواعد"), ("규칙", "규칙")),
         *(
-            ("My Skill!", "my-skill"),
-            ("a__b", "a-b"),
-            ("../etc/x", "etc-x"),
-            (".hidden", "hidden"),
+            *(("My Skill!", "my-skill"), ("a__b", "a-b"), ("../etc/x", "etc-x"), (".hidden", "hidden")),
             ("caf\udce9", "caf"),
         ),
         *(("a\u202eb", "a-b"), ("a\u200db", "a-b"), ("a\x1b[31m", "a-31m"), ("葛\U000e0100", "葛"), ("a\u3164b", "ab")),
@@ -51,7 +48,7 @@ def test_any_word(word: str) -> None:
     assert not name.startswith("-") and not name.endswith("-") and "--" not in name
 
 
-def test_names_that_some_system_takes_for_one() -> None:
+def test_names_that_some_system_takes_for_one_or_reserves() -> None:
     assert objection("masse", ["maße"]) and objection("ﬁles", ["files"])
     assert objection("rückgabe", ["ruckgabe", "rückgabe"]) is None
     assert objection("con", []) and objection("com1", []) and objection("console", []) is None

@@ -35,17 +35,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("mark", "name"),
     [
-        ("![a](a.png)", "a.png"),
-        ("![](./a.png)", "a.png"),
-        ("![a b](<my photo.png>)", "my photo.png"),
-        ("![a](my%20photo.png)", "my photo.png"),
-        ("![a](%20.png)", "%20.png"),
-        ("![a](new%0Aline.png)", "new\nline.png"),
-        ('![a]( a.png "A title" )', "a.png"),
-        ("![a](a.png 'A title')", "a.png"),
-        ("![a](b(1).JPG)", "b(1).JPG"),
-        ("![a](sub/../sub/c.webp)", "sub/c.webp"),
-        ("text![a](a.png)text", "a.png"),
+        *(("![a](a.png)", "a.png"), ("![](./a.png)", "a.png"), ("![a b](<my photo.png>)", "my photo.png")),
+        *(("![a](my%20photo.png)", "my photo.png"), ("![a](%20.png)", "%20.png")),
+        *(("![a](new%0Aline.png)", "new\nline.png"), ('![a]( a.png "A title" )', "a.png")),
+        *(("![a](a.png 'A title')", "a.png"), ("![a](b(1).JPG)", "b(1).JPG")),
+        *(("![a](sub/../sub/c.webp)", "sub/c.webp"), ("text![a](a.png)text", "a.png")),
         ("[![a](a.png)](https://example.org)", "a.png"),
     ],
 )
@@ -55,54 +49,28 @@ def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
     assert mark[link.start : link.end].startswith("![") and mark[link.start : link.end].endswith(")")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[a](a.png)",
-        r"\![a](a.png)",
-        "`![a](a.png)`",
-        "``a ` ![a](a.png)``",
-        "```\n![a](a.png)\n```",
-        "~~~\n![a](a.png)",
-        "<!-- ![a](a.png) -->",
-        "<!--\n```\n-->```\n![a](a.png)\n```",
-        "![a][a]\n\n[a]: a.png",
-        "![a](a.png",
-        "![a](my photo.png)",
-        "![a]()",
-        "![a\n](a.png)",
-        "! [a](a.png)",
-    ],
-)
-def test_what_is_no_image(folder: Path, text: str) -> None:
-    assert find_images(text, folder) == ()
-
-
-def test_backticks_pair_within_a_paragraph(folder: Path) -> None:
-    """An unclosed one, or one that closes in the next paragraph, makes no code."""
-    for text in ("It's a ` and ![a](a.png)", "a ` b\n\n![a](a.png) ` c", "`a` ![a](a.png) `b`", "`` a ` ![a](a.png) `"):
-        assert len(find_images(text, folder)) == (0 if text.startswith("``") else 1), text
+def test_what_is_no_image(folder: Path) -> None:
+    """Backticks pair within a paragraph: an unclosed one, or one that closes in the next, makes no code."""
+    for text in (
+        *("[a](a.png)", r"\![a](a.png)", "`![a](a.png)`", "``a ` ![a](a.png)``", "```\n![a](a.png)\n```"),
+        *("~~~\n![a](a.png)", "<!-- ![a](a.png) -->", "<!--\n```\n-->```\n![a](a.png)\n```", "![a][a]\n\n[a]: a.png"),
+        *("![a](a.png", "![a](my photo.png)", "![a]()", "![a\n](a.png)", "! [a](a.png)", "`` a ` ![a](a.png) `"),
+    ):
+        assert find_images(text, folder) == (), text
+    for text in ("It's a ` and ![a](a.png)", "a ` b\n\n![a](a.png) ` c", "`a` ![a](a.png) `b`"):
+        assert len(find_images(text, folder)) == 1, text
 
 
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("https://example.org/a.png", "nothing is fetched"),
-        ("//example.org/a.png", "nothing is fetched"),
-        ("file:///etc/passwd", "nothing is fetched"),
-        ("data:image/png;base64,iVBORw0KGgo=", "nothing is fetched"),
+        *(("https://example.org/a.png", "nothing is fetched"), ("//example.org/a.png", "nothing is fetched")),
+        *(("file:///etc/passwd", "nothing is fetched"), ("data:image/png;base64,iVBORw0KGgo=", "nothing is fetched")),
         ("../secret.png", "outside of the skill's folder"),
-        ("sub/../../secret.png", "outside of the skill's folder"),
-        ("out.png", "outside of the skill's folder"),
-        ("/dev/zero", "outside of the skill's folder"),
-        ("none.png", "no such file"),
-        ("circle.png", "no such file"),
-        ("a.png/b.png", "no such file"),
-        ("x" * 400 + ".png", "no such file"),
-        ("%00.png", "no such file"),
-        ("folder.png", "not a regular file"),
-        ("pipe.png", "not a regular file"),
-        ("draw.svg", "none of .png"),
+        *(("sub/../../secret.png", "outside of the skill's folder"), ("out.png", "outside of the skill's folder")),
+        *(("/dev/zero", "outside of the skill's folder"), ("none.png", "no such file"), ("circle.png", "no such file")),
+        *(("a.png/b.png", "no such file"), ("x" * 400 + ".png", "no such file"), ("%00.png", "no such file")),
+        *(("folder.png", "not a regular file"), ("pipe.png", "not a regular file"), ("draw.svg", "none of .png")),
     ],
 )
 def test_files_that_are_not_taken(folder: Path, target: str, why: str) -> None:
@@ -128,17 +96,18 @@ def test_what_stands_for_an_image_names_its_bytes(folder: Path) -> None:
 
 
 def test_joined_texts_keep_their_images(folder: Path) -> None:
+    """A text from elsewhere than a file cannot name local files. A value that is filled in may choose the file."""
     for name in ("x", "y"):
         (folder / f"{name}.md").write_text(f"The text {name} ![a](a.png) ends.")
     whole = with_images(joined([load_skill(folder / "x.md"), load_skill(folder / "y.md")], "both"))
     words = read_picture(PNG, "").text
     assert whole.text == f"The text x {words} ends.\n\nThe text y {words} ends."
     assert [whole.text[one.start : one.end] for one in whole.pictures] == [words, words]
-
-
-def test_no_file_no_images(folder: Path) -> None:
-    """A text from elsewhere than a file cannot name local files."""
     assert parse_skill(f"![a]({folder / 'a.png'})", source="-", default="x").links == ()
+    (folder / "s.md").write_text("---\nname: s\ndescription: d\nfields: {which: a}\n---\nSee ![it]({{which}}.png).")
+    skill = load_skill(folder / "s.md")
+    assert [link.target for link in skill.links] == ["a.png"] and skill.fields == (Field("which", "a", 10, 11),)
+    assert with_images(skill).fields == ()
 
 
 def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +128,3 @@ def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.M
 def test_hostile_texts_take_no_time(folder: Path, text: str) -> None:
     """Quadratic time would not end here."""
     assert find_images(text + " ![a](a.png", folder) == ()
-
-
-def test_a_field_in_a_path_is_text_before(folder: Path) -> None:
-    """The value is filled in first: it may choose the file."""
-    (folder / "s.md").write_text("---\nname: s\ndescription: d\nfields: {which: a}\n---\nSee ![it]({{which}}.png).")
-    skill = load_skill(folder / "s.md")
-    assert [link.target for link in skill.links] == ["a.png"] and skill.fields == (Field("which", "a", 10, 11),)
-    assert with_images(skill).fields == ()

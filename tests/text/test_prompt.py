@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import datetime
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +36,7 @@ SKILLS = [("splice", "a"), ("text", "\n\n"), ("splice", "b")]
             [
                 ("text", SYSTEM),
                 *SKILLS,
-                ("erratum", "\n\nCorrection: x."),
-                ("erratum", "\n\nCorrection: y."),
+                *(("erratum", "\n\nCorrection: x."), ("erratum", "\n\nCorrection: y.")),
                 ("question", f"<|im_end|>\n{ASKED}"),
             ],
         ),
@@ -52,15 +52,13 @@ SKILLS = [("splice", "a"), ("text", "\n\n"), ("splice", "b")]
             [
                 ("text", f"{SYSTEM}S<|im_end|>\n<|im_start|>user\n"),
                 *SKILLS,
-                ("erratum", "\n\nE."),
-                ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
+                *(("erratum", "\n\nE."), ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n")),
             ],
         ),
         (
             {"skills": ["a"], "place": "late"},
             [
-                ("text", "<|im_start|>user\n"),
-                ("splice", "a"),
+                *(("text", "<|im_start|>user\n"), ("splice", "a")),
                 ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
             ],
         ),
@@ -71,12 +69,6 @@ def test_the_exact_form_for_chatml(chatml: ChatTemplate, given: dict[str, Any], 
     found = build(chatml, asking("Q?\n", **given))
     assert shown(found) == chunks
     assert [run for run in found[0].runs if run.text.startswith(SYSTEM)] in ([], [Run(SYSTEM, True)])
-
-
-def test_no_empty_system_message(templates: SimpleNamespace) -> None:
-    """Without system text and skills a template's default stays."""
-    (chunk,) = build(ChatTemplate(templates.QWEN), asking("Q?", system="  "))
-    assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
 
 
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
@@ -92,20 +84,20 @@ def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespa
             {"system": "S", **early},
             [{"role": "system", "content": "S\n\n<a>\n\nN."}, *earlier, {"role": "user", "content": "E.\n\nQ2?"}],
         ),
-        ({"system": "S", **late}, [{"role": "system", "content": "S"}, LATE]),
-        (late, [LATE]),
+        *(({"system": "S", **late}, [{"role": "system", "content": "S"}, LATE]), (late, [LATE])),
     ):
         chunks = build(template, asking("Q2?", skills=["a"], **given))
         assert "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks) == template.render(messages)
 
 
 def test_left_context_is_the_text_before_the_first_skill(templates: SimpleNamespace) -> None:
-    """A skill compiled after it fits the usual prompt exactly; without template and BOS there is none."""
+    """A skill compiled after it fits the usual prompt exactly; without template and BOS there is none. Without system
+    text and skills a template's default stays."""
+    (chunk,) = build(ChatTemplate(templates.QWEN), asking("Q?", system="  "))
+    assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
     for source, opening in [
-        (templates.CHATML, "<|im_start|>system\n"),
-        (templates.GEMMA, "<s><start_of_turn>user\n"),
-        (templates.MISTRAL, "<s>[INST] "),
-        ("", "<s>"),
+        *((templates.CHATML, "<|im_start|>system\n"), (templates.GEMMA, "<s><start_of_turn>user\n")),
+        *((templates.MISTRAL, "<s>[INST] "), ("", "<s>")),
     ]:
         template = ChatTemplate(source, bos="<s>")
         assert left_context(template) == opening
@@ -175,36 +167,31 @@ def expected(source: str, shape: str, answers: str) -> str | None:
     return text
 
 
-@pytest.mark.parametrize(
-    ("shape", "answers", "least"),
-    [("us", "", 40), ("suasu", "  a", 40), ("au", "", 60), ("uaau", " a", 60), ("usauaus", "  a a", 38)],
-)
-def test_templates_have_messages_where_they_put_them(shape: str, answers: str, least: int) -> None:
+SHAPES = {"suasu": ("  a", 40), "au": ("", 60), "uaau": (" a", 60), "usauaus": ("  a a", 38)}
+
+
+def test_templates_have_messages_where_they_put_them() -> None:
     """The template's output but for generation prompts before answers; one that drops or moves one is refused."""
-    counts: Counter[bool] = Counter()
-    messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
-    for name, source in SOURCES.items():
+    counts: Counter[str] = Counter()
+    for (name, source), (shape, (answers, _)) in product(SOURCES.items(), SHAPES.items()):
+        messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
         try:
             template = ChatTemplate(source, "<s>", "</s>", now=DAY, name=name)
-            chunks = build(template, Conversation(messages))
-            found = "".join(chunk.text for chunk in chunks)
+            found = "".join(chunk.text for chunk in build(template, Conversation(messages)))
         except ModelError as error:
             found = None
             assert name in str(error)
-        if name in (FOLDED if shape[0] == "s" else OWN):
-            continue
-        assert found == expected(source, shape, answers), name
-        counts[found is not None] += 1
-    assert counts[True] >= least
+        if name not in (FOLDED if shape[0] == "s" else OWN):
+            assert found == expected(source, shape, answers), (name, shape)
+            counts[shape] += found is not None
+    assert all(counts[shape] >= least for shape, (_, least) in SHAPES.items())
 
 
 def test_a_skill_in_a_later_system_message(chatml: ChatTemplate) -> None:
     """It is in the place of the text, and nothing else changes."""
     talk = (
-        Message("user", (TextPart("Q1?"),)),
-        Message("assistant", (TextPart("A1"),)),
-        Message("system", (TextPart("From now on:"), SkillPart("a"))),
-        Message("user", (TextPart("Q2?"),)),
+        *(Message("user", (TextPart("Q1?"),)), Message("assistant", (TextPart("A1"),))),
+        *(Message("system", (TextPart("From now on:"), SkillPart("a"))), Message("user", (TextPart("Q2?"),))),
     )
     chunks = build(chatml, Conversation(talk))
     assert Chunk("splice", name="a") in chunks

@@ -25,8 +25,7 @@ ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
             "<|end|><|start|>assistant<|channel|>analysis<|message|>",
             "<|end|><|start|>assistant<|channel|>final<|message|>",
         ),
-        (RESPONSE, ASSISTANT + "<think>", ASSISTANT),
-        (PLAIN, ASSISTANT, ASSISTANT),
+        *((RESPONSE, ASSISTANT + "<think>", ASSISTANT), (PLAIN, ASSISTANT, ASSISTANT)),
     ],
 )
 def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None:
@@ -51,11 +50,18 @@ def test_only_the_question_at_hand_is_thought_about() -> None:
 
 
 def test_the_table_tells_models_apart() -> None:
-    """By the template first, then by the beginning of the name."""
+    """By the template first, then by the beginning of the name. Every entry is complete, the last cue matches all
+    names, and each first entry is matched by its own texts."""
     assert reasoning_of(SWITCH, "notes-tiny").close == "</think>"
     assert reasoning_of(RESPONSE, "x").end == "</response>"
     assert reasoning_of(PLAIN, "notes-tiny Q8_0").cue == " Think first."
     assert reasoning_of("", "Llama 3").answer == "\n\nAnswer:"
+    table = shipped_table()
+    for entry in table.marks:
+        assert entry.open.strip() and entry.close.strip() and "enable_thinking" in entry.thinking
+        assert reasoning_of(" ".join(entry.known or (entry.open, entry.close)), "x") is entry
+    assert all(entry.cue and entry.answer and not entry.open for entry in table.cues)
+    assert not table.cues[-1].name
 
 
 def test_an_answer_inside_the_chain() -> None:
@@ -64,13 +70,3 @@ def test_an_answer_inside_the_chain() -> None:
     found = tiny.found("So the return is refused. The date is 1. So the return is accepted.")
     assert found and found[1] == "accepted"
     assert tiny.found("So the return is") is None and Reasoning().found("So the return is accepted.") is None
-
-
-def test_the_table_that_ships_is_whole() -> None:
-    """Every entry is complete, the last cue matches all names, and each first entry is matched by its own texts."""
-    table = shipped_table()
-    for entry in table.marks:
-        assert entry.open.strip() and entry.close.strip() and "enable_thinking" in entry.thinking
-        assert reasoning_of(" ".join(entry.known or (entry.open, entry.close)), "x") is entry
-    assert all(entry.cue and entry.answer and not entry.open for entry in table.cues)
-    assert not table.cues[-1].name

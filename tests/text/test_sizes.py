@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
-
 from notes_cli.errors import NotesError
 from notes_cli.text.names import human_age, human_size, parse_age, parse_size
 
 from ..refused import refused
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("20GB", 20 * 10**9), ("1.5 GiB", 3 << 29), ("500mb", 500 * 10**6), ("10k", 10_000), ("12345", 12345), ("1 B", 1)],
-)
-def test_sizes(text: str, count: int) -> None:
-    assert parse_size(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 XB", "1e9", "1iB", "9" * 400, "1,5GB"])
-def test_what_is_no_size(text: str) -> None:
+def test_sizes_and_ages() -> None:
     """A misread budget would remove files that should stay."""
-    with refused(NotesError, "is not a size"):
-        parse_size(text)
-
-
-def test_ages() -> None:
+    sizes = {"20GB": 20 * 10**9, "1.5 GiB": 3 << 29, "500mb": 500 * 10**6, "10k": 10_000, "12345": 12345, "1 B": 1}
+    assert {text: parse_size(text) for text in sizes} == sizes
+    for text in ("", "GB", "-1GB", "1 XB", "1e9", "1iB", "9" * 400, "1,5GB"):
+        with refused(NotesError, "is not a size"):
+            parse_size(text)
     assert (parse_age("30d"), parse_age("12 h"), parse_age("2w"), parse_age("90s")) == (2592000, 43200, 1209600, 90)
     for text in ("", "30", "d", "-1d", "1month"):
         with refused(NotesError, "is not an age"):

@@ -26,31 +26,19 @@ def write(folder: Path, name: str, text: str | bytes) -> Path:
     return path
 
 
-def test_a_plain_text_file(tmp_path: Path) -> None:
-    """The name is the stem; line breaks are normalised, byte order mark and surrounding blanks removed."""
+def test_files_and_folders(tmp_path: Path) -> None:
+    """The name is that in the front matter, else of file or folder; an odd one is a warning. Line breaks are
+    normalised, byte order mark and surrounding blanks removed. YAML would convert a date and a number."""
     skill = load_skill(write(tmp_path, "skill.txt", b"\xef\xbb\xbf\r\n# A\r\ndate: 2026-06-01\r\n\r\n"))
     assert (skill.name, skill.text, skill.values) == ("skill", "# A\ndate: 2026-06-01", {"date": "2026-06-01"})
     assert skill.warnings == ()
-
-
-def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
-    """YAML would convert a date and a number; the text keeps the spelling."""
     skill = load_skill(write(tmp_path, "returns/SKILL.md", FRONT + "By {{date}}, up to {{amount}}.\n"))
-    assert skill.text == "By 2026-06-01, up to 120."
-    assert skill.values == {"date": "2026-06-01", "amount": "120"}
+    assert skill.text == "By 2026-06-01, up to 120." and skill.values == {"date": "2026-06-01", "amount": "120"}
     assert (skill.name, skill.description, skill.warnings) == ("returns", "About returns.", ())
-
-
-def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
-    """A folder in the layout of Agent Skills is accepted, and gives the name."""
     write(tmp_path, "pdf-tools/SKILL.md", "---\ndescription: d\n---\nRead it.")
     assert load_skill(tmp_path / "pdf-tools").name == "pdf-tools"
     with pytest.raises(SkillError, match=r"has no SKILL\.md"):
         load_skill(tmp_path)
-
-
-def test_lenient_with_warnings(tmp_path: Path) -> None:
-    """An odd name, another folder and a missing description are warnings."""
     skill = load_skill(write(tmp_path, "folder/SKILL.md", "---\nname: My Skill!\n---\nText."))
     assert skill.name == "my-skill"
     assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
@@ -60,8 +48,7 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
     ("text", "message"),
     [
         *((text, "has no text") for text in ("", " \n\n", "---\nname: a\n---\n", "\ufeff")),
-        (b"caf\xe9", "not UTF-8 text: invalid byte at offset 3"),
-        ("---\nname: a\n", "is not closed"),
+        *((b"caf\xe9", "not UTF-8 text: invalid byte at offset 3"), ("---\nname: a\n", "is not closed")),
         ("---\nfields: {a: 1, a: 2}\n---\nx", "the key 'a' is there already"),
         ("---\na: " + "x" * 70_000 + "\n---\nx", "front matter is longer than 64 KiB"),
         ("---\nfields:\n  a: 1\n  b: x: y\n  a: 2\n---\nx", "line 5, under fields: 'a: 2' is there already"),
@@ -99,33 +86,22 @@ def test_a_hoisted_field() -> None:
     assert with_values(skill, {"date": "1 May"}).text == "tier: gold\nBefore [date].\n\ndate: 1 May"
 
 
-def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:
-    """It would separate two files otherwise."""
-    file = tmp_path / "a\nb.txt"
-    file.write_text("Be brief.")
-    assert load_skill(file).source == str(tmp_path / "a\\x0ab.txt")
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
-    with pytest.raises(SkillError, match="Is it a text"):
-        load_skill(write(tmp_path, "model.gguf", b"x" * 11))
-
-
-def test_a_name_in_any_script(tmp_path: Path) -> None:
+def test_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any script; a line break would separate two files and is spelt. If no character of the word can be in a name,
+    the error asks for one. A huge file is not read."""
+    assert load_skill(write(tmp_path, "a\nb.txt", "Be brief.")).source == str(tmp_path / "a\\x0ab.txt")
     for name in ("規則", "rückgabe", "λόγος"):
         skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
         assert (skill.name, skill.warnings) == (name, ())
     (warning,) = load_skill(write(tmp_path, "Rückgabe 2.txt", "Text.")).warnings
     assert "'Rückgabe 2' may only have lower-case letters" in warning and warning.endswith("it becomes 'rückgabe-2'")
-
-
-def test_no_name_is_made_up(tmp_path: Path) -> None:
-    """If no character of the word can be in a name, the error asks for one."""
     for source in (write(tmp_path, "🙂.txt", "Text."), write(tmp_path, "a.txt", "---\nname: '!'\n---\nText.")):
         with refused(SkillError, r"has no letter and no digit\. Give it another: --name NAME"):
             load_skill(source)
         assert load_skill(source, name="smile").name == "smile"
+    monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
+    with pytest.raises(SkillError, match="Is it a text"):
+        load_skill(write(tmp_path, "model.gguf", b"x" * 11))
 
 
 @given(st.text(max_size=300))
@@ -225,8 +201,9 @@ def test_the_nearer_skill_hides_the_farther_one(project: Path) -> None:
     assert found["mail"].description == "What it does." and not found["mail"].hides
 
 
-def test_two_skills_that_are_equally_near(project: Path) -> None:
-    """The problem names both instead of choosing. Copies and links of one skill are one."""
+def test_two_skills_that_are_equally_near(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The problem names both instead of choosing. Copies and links of one skill are one. A link to a huge folder is
+    refused instead of searched."""
     agents, claude = project / ".agents" / "skills", project / ".claude" / "skills"
     put(agents, "pdf")
     put(claude, "pdf", "Another.")
@@ -238,12 +215,6 @@ def test_two_skills_that_are_equally_near(project: Path) -> None:
     assert found["copied"].problem is None and found["linked"].problem is None
     problem = found["pdf"].problem
     assert problem and str(agents / "pdf") in str(problem) and str(claude / "pdf") in str(problem)
-
-
-def test_a_folder_with_too_much_in_it_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link to a huge folder is refused instead of searched."""
     monkeypatch.setattr(skill, "MAX_SKILLS", 1)
-    put(project / ".agents" / "skills", "a")
-    put(project / ".agents" / "skills", "b")
     with refused(SkillError, "more than 1 skills"):
         find_skills(skill_folders(project))

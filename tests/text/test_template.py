@@ -13,9 +13,7 @@ from notes_cli.text.template import ChatTemplate
 from .wild import DAY, WILD, plainly
 
 TALK = [
-    {"role": "system", "content": "SYS"},
-    {"role": "user", "content": "U1"},
-    {"role": "assistant", "content": "A1"},
+    *({"role": "system", "content": "SYS"}, {"role": "user", "content": "U1"}, {"role": "assistant", "content": "A1"}),
     {"role": "user", "content": "U2"},
 ]
 
@@ -30,10 +28,8 @@ TALK = [
             "<start_of_turn>user\nU2<end_of_turn>\n<start_of_turn>model\n",
         ),
         ("DROPS", True, "[INST] SYS\n\nU1 [/INST] A1</s>[INST] U2 [/INST]"),
-        ("MISTRAL", True, "<s>[INST] SYS\n\nU1[/INST] A1</s>[INST] U2[/INST]"),
-        ("CHATML", False, None),
-        ("QWEN", False, None),
-        ("LLAMA3", False, None),
+        *(("MISTRAL", True, "<s>[INST] SYS\n\nU1[/INST] A1</s>[INST] U2[/INST]"), ("CHATML", False, None)),
+        *(("QWEN", False, None), ("LLAMA3", False, None)),
         ("", False, "<s>SYS\n\nQuestion: U1\nAnswer: A1\n\nQuestion: U2\nAnswer:"),
     ],
 )
@@ -43,8 +39,9 @@ def test_without_a_system_role(templates: SimpleNamespace, source: str, folds: b
     assert rendered is None or template.render(TALK) == rendered
 
 
-def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
-    """They append to a list, loop over missing tools, encode iterators; the next rendering is not affected."""
+def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
+    """They append to a list, loop over missing tools, encode iterators; the next rendering is not affected. tojson
+    without HTML escapes, loop controls, generation blocks, missing tools."""
     source = (
         "{% set ids = [] %}{% for m in messages %}{{ ids.append(m.role) or '' }}{% endfor %}{{ ids | tojson }}"
         "{{ messages | map(attribute='content') | tojson }}{{ messages[0].nothing | tojson }}{{ messages.append(1) }}"
@@ -52,27 +49,19 @@ def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
     )
     expected = '["system", "user"]["SYS", "U1"]nullNone'
     assert [ChatTemplate(source)._render(TALK[:2], prompt) for prompt in (True, False)] == [expected, expected]
-
-
-def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
-    """tojson without HTML escapes, loop controls, generation blocks, missing tools."""
     source = (
         "{{ {'a': '<é>'} | tojson }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}"
     )
-    env = ChatTemplate(source)
-    assert env._render(TALK, False) == '{"a": "<é>"}SYSTrue'
+    assert ChatTemplate(source)._render(TALK, False) == '{"a": "<é>"}SYSTrue'
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% for %}", "cannot be read"),
-        ("{{ raise_exception('No thanks') }}", "failed: No thanks"),
-        ("{{ raise_exception('\x1b[2J\n\nNo') }}", "failed: \\?\\[2J No"),
-        ("{{ messages[9].content }}", "failed"),
-        ("{{ 1 // 0 }}", "failed"),
-        ("no content", "drops or changes the content"),
+        *(("{% for %}", "cannot be read"), ("{{ raise_exception('No thanks') }}", "failed: No thanks")),
+        *(("{{ raise_exception('\x1b[2J\n\nNo') }}", "failed: \\?\\[2J No"), ("{{ messages[9].content }}", "failed")),
+        *(("{{ 1 // 0 }}", "failed"), ("no content", "drops or changes the content")),
         ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "drops or changes"),
         ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "repeats"),
         ("{% for m in messages | reverse %}{{ m.content }}{% endfor %}", "reorders"),
@@ -87,10 +76,8 @@ def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> Non
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ messages.__class__.__mro__ }}",
-        "{{ ''.__class__.__base__.__subclasses__() }}",
-        "{{ cycler.__init__.__globals__.os.system('id') }}",
-        "{% include '/etc/passwd' %}",
+        *("{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}"),
+        *("{{ cycler.__init__.__globals__.os.system('id') }}", "{% include '/etc/passwd' %}"),
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
@@ -105,16 +92,15 @@ def test_all_templates_of_llama_cpp_render_as_without_limits() -> None:
     rendered = 0
     for path in WILD:
         source = path.read_text()
-        for talk in (TALK, TALK[1:], TALK[:1], TALK[1:2]):
-            for prompt in (True, False):
-                expected = plainly(source, talk, prompt)
-                rendered += expected is not None
-                try:
-                    found = ChatTemplate(source, "<s>", "</s>", now=DAY)._render(talk, prompt)
-                except ModelError:
-                    found = None
-                assert found == expected, path.name
-    assert rendered > 300
+        for talk, prompt in ((TALK, True), (TALK[1:], False), (TALK[:1], False), (TALK[1:2], True)):
+            expected = plainly(source, talk, prompt)
+            rendered += expected is not None
+            try:
+                found = ChatTemplate(source, "<s>", "</s>", now=DAY)._render(talk, prompt)
+            except ModelError:
+                found = None
+            assert found == expected, path.name
+    assert rendered > 150
 
 
 def doubled(start: str, double: str, times: int = 60) -> str:
@@ -127,12 +113,8 @@ def doubled(start: str, double: str, times: int = 60) -> str:
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("{{ 10**(10**7) }}", "seconds"),
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "seconds"),
-        ("{{ 'x' * 10**9 }}", "MiB of memory"),
-        ("{{ 'x' | center(10**10) }}", "MiB of memory"),
-        ("{{ '%9999999999d' % 1 }}", "MiB of memory"),
-        ("{{ '{:9999999999}'.format(1) }}", "MiB of memory"),
+        *(("{{ 'x' * 10**9 }}", "MiB of memory"), ("{{ 'x' | center(10**10) }}", "MiB of memory")),
+        *(("{{ '%9999999999d' % 1 }}", "MiB of memory"), ("{{ '{:9999999999}'.format(1) }}", "MiB of memory")),
         (doubled("'xy'", "ns.x ~ ns.x"), "MiB of memory"),
         ("{% for a in range(9999) %}{{ 'x' * 999 }}{% endfor %}", "renders more than"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
@@ -149,6 +131,18 @@ def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
         ChatTemplate(source + "{{ messages[0].content }}", name="the template of x").render(TALK)
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
     assert ChatTemplate("").render(TALK[1:2]) == "Question: U1\nAnswer:"
+
+
+@pytest.mark.process
+def test_a_template_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a single instruction. The child of this test has one second."""
+    rendering._end_child(rendering._start_child())
+    more = "import serve; from notes_cli.text import rendering; rendering.SECONDS = 0"
+    monkeypatch.setattr(rendering, "_CHILD", rendering._CHILD.replace("import serve", more))
+    with pytest.raises(rendering.RenderError, match="it takes more than 2 seconds"):
+        rendering.render("{{ 10**(10**7) }}", "{}")
+    assert rendering.render("b", "{}") == "b"
+    rendering._end_child(rendering._start_child())
 
 
 def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:

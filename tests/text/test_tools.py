@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -53,30 +54,24 @@ CALLS = Message("assistant", (), (CALL,))
 FOUND = Message("tool", (TextPart(RESULT),), tool_call_id=CALL.id)
 
 NO_TOOLS = {  # nothing in the template tells the model of them
-    "HuggingFaceTB-SmolLM3-3B",
-    "google-gemma-2-2b-it",
-    "llama-cpp-rwkv-world",
-    "microsoft-Phi-3.5-mini-instruct",
+    *("HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct")
 }
 IN_SYSTEM = {  # calls, and leave it to the system message to tell of tools
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    *("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"),
     "deepseek-ai-DeepSeek-V3.1",
 }
 NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}  # shows tools, but no calls
 UNREAD = {"fireworks-ai-llama-3-firefunction-v2"}  # calls, but in a form that is not read back
 ONE_CALL = {  # a message
-    "GigaChat3-10B-A1.8B",
-    "GigaChat3.1-10B-A1.8B",
-    "meta-llama-Llama-3.1-8B-Instruct",
-    "meta-llama-Llama-3.2-3B-Instruct",
-    "meta-llama-Llama-3.3-70B-Instruct",
-    "openai-gpt-oss-120b",
+    *("GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "meta-llama-Llama-3.1-8B-Instruct"),
+    *("meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct", "openai-gpt-oss-120b"),
 }
 SHOWS = sorted({*SOURCES} - NO_TOOLS - IN_SYSTEM - NO_CALLS)
 KNOWS = sorted({*SHOWS} - UNREAD)
+# Below, scope="module" runs the tests of a template one after the other, so that it is compiled once.
 
 
+@cache
 def template_of(name: str) -> ChatTemplate:
     return ChatTemplate(SOURCES[name], "<s>", "</s>", now=DAY, name=name)
 
@@ -103,23 +98,6 @@ def as_given(messages: Sequence[Message], silence: str | None = "", as_text: boo
     return found
 
 
-@pytest.mark.parametrize("name", sorted({*SHOWS} - {"fireworks-ai-llama-3-firefunction-v2"}))
-@pytest.mark.parametrize("messages", [(USER,), (USER, CALLS, FOUND), (SYSTEM, USER, CALLS, FOUND)], ids=len)
-def test_as_the_template_prints_them(name: str, messages: tuple[Message, ...]) -> None:
-    """Definitions, a call and its result are byte for byte the template's output for the plain texts."""
-    chunks = build(template_of(name), Conversation(messages, TOOLS))
-    forms = {"silence": "", "as_text": False}, {"silence": "", "as_text": True}, {"silence": None, "as_text": True}
-    given = messages
-    if name == "mistralai-Mistral-Nemo-Instruct-2407" and messages[0] is SYSTEM:  # it would drop that before a result
-        given = (user_message("You are brief.\n\nQ?"), *messages[2:])
-    rendered = [plainly(SOURCES[name], as_given(given, **form), True, TOOLS) for form in forms]  # type: ignore[arg-type]
-    if name == "meetkai-functionary-medium-v3.2" and CALLS in messages:
-        assert rendered.pop(0) is None  # which takes the arguments as a text
-    assert text_of(chunks) == next(filter(None, rendered))
-    if CALLS in messages:
-        assert [chunk.kind for chunk in chunks][-2:] == ["call", "result"]
-
-
 def nothing_special(chunks: Sequence[Chunk]) -> None:
     """Control tokens in descriptions, choices, arguments and results are tokenised as text."""
     runs = [run for chunk in chunks for run in chunk.runs]
@@ -127,26 +105,34 @@ def nothing_special(chunks: Sequence[Chunk]) -> None:
     assert not any("evil" in run.text for run in runs if run.special)
 
 
-@pytest.mark.parametrize("name", SHOWS)
-def test_what_strangers_write_is_never_special(name: str) -> None:
-    nothing_special(build(template_of(name), Conversation((SYSTEM, USER, CALLS, FOUND), TOOLS)))
+@pytest.mark.parametrize("name", SHOWS, scope="module")
+def test_as_the_template_prints_them(name: str) -> None:
+    """Definitions, a call and its result are byte for byte the template's output, and nothing in them is special."""
+    for messages in ((USER,), (USER, CALLS, FOUND), (SYSTEM, USER, CALLS, FOUND)):
+        chunks = build(template_of(name), Conversation(messages, TOOLS))
+        if CALLS in messages:
+            nothing_special(chunks)
+            assert [chunk.kind for chunk in chunks][-2:] == ["call", "result"]
+        if name in UNREAD:  # it has its own name for tools, as JSON, and prints today's date
+            shown = text_of(chunks).partition("functions as JSON spec:\n")[2].partition("\nToday is Jun 01 2026.")[0]
+            assert json.loads(shown) == [tool["function"] for tool in Conversation((USER,), TOOLS).tools]
+            continue
+        given = messages
+        if name == "mistralai-Mistral-Nemo-Instruct-2407" and messages[0] is SYSTEM:  # dropped before a result
+            given = (user_message("You are brief.\n\nQ?"), *messages[2:])
+        forms = [as_given(given, *form) for form in (("", False), ("", True), (None, True))]
+        rendered = [plainly(SOURCES[name], form, True, TOOLS) for form in forms]
+        if name == "meetkai-functionary-medium-v3.2" and CALLS in messages:
+            assert rendered.pop(0) is None  # which takes the arguments as a text
+        assert text_of(chunks) == next(filter(None, rendered))
 
 
-def replaced(message: Message) -> Message:
-    """Return the message without its control tokens."""
-    parts = tuple(TextPart("fine") for _ in message.parts)
-    calls = tuple(ToolCall(call.id, call.name, {"city": "Paris"}) for call in message.tool_calls)
-    return Message(message.role, parts, calls, message.tool_call_id)
-
-
-def harmless() -> tuple[Mapping[str, Any], ...]:
-    return tuple(json.loads(json.dumps(TOOLS).replace(json.dumps(EVIL)[1:-1], "")))
-
-
-@pytest.mark.parametrize("name", SHOWS)
+@pytest.mark.parametrize("name", SHOWS, scope="module")
 def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
     """Without possible control tokens, definitions and calls are one run with the text around them."""
-    chunks = build(template_of(name), Conversation((USER, replaced(CALLS), replaced(FOUND)), harmless()[1:]))
+    call = Message("assistant", (), (ToolCall(CALL.id, CALL.name, {"city": "Paris"}),))
+    talk = (USER, call, Message("tool", (TextPart("fine"),), tool_call_id=CALL.id))
+    chunks = build(template_of(name), Conversation(talk, TOOLS[1:]))
     assert [run.text for chunk in chunks for run in chunk.runs if not run.special] in (["Q?", "fine"], ["Q?", '"fine"'])
 
 
@@ -210,21 +196,19 @@ def test_a_template_with_one_call_a_message(name: str) -> None:
     assert "get_time" in text_of(alone).partition("Q?")[2]
 
 
-@pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
-def test_ids_of_other_servers(key: str) -> None:
-    """Mistral's templates get nine letters and digits, always the same; others print any id, with nothing special."""
-    talk = (USER, Message("assistant", (), (ToolCall(key, "get_weather"),)), Message("tool", (TextPart("x"),), (), key))
-    for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
-        text = text_of(build(template_of(name), Conversation(talk)))
-        [short] = {*re.findall(r'(?:"(?:call_)?id": "|CALL_ID\])(\w{9})\b', text)}
-        assert text == text_of(build(template_of(name), Conversation(talk))) and short != key
-    runs = [run for chunk in build(template_of("moonshotai-Kimi-K2"), Conversation(talk)) for run in chunk.runs]
-    assert key in "".join(run.text for run in runs)
-    assert not any("|fc" in run.text for run in runs if run.special)
-
-
-def test_calls_without_ids() -> None:
-    """Each gets one, and results match by their order."""
+def test_ids_of_other_servers() -> None:
+    """Mistral's templates get nine letters and digits, always the same; others print any id, with nothing special. A
+    call without an id gets one, and results match by their order."""
+    for key in ("1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999):
+        call = Message("assistant", (), (ToolCall(key, "get_weather"),))
+        talk = Conversation((USER, call, Message("tool", (TextPart("x"),), (), key)))
+        for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
+            text = text_of(build(template_of(name), talk))
+            [short] = {*re.findall(r'(?:"(?:call_)?id": "|CALL_ID\])(\w{9})\b', text)}
+            assert text == text_of(build(template_of(name), talk)) and short != key
+        runs = [run for chunk in build(template_of("moonshotai-Kimi-K2"), talk) for run in chunk.runs]
+        assert key in "".join(run.text for run in runs)
+        assert not any("|fc" in run.text for run in runs if run.special)
     calls = Message("assistant", (), (ToolCall("", "get_weather"), ToolCall("", "get_time")))
     found = Conversation((USER, calls, Message("tool"), Message("tool", (TextPart("noon"),)))).messages
     ids = [call.id for call in found[1].tool_calls]
@@ -243,20 +227,14 @@ def test_results_in_another_order_than_calls(name: str) -> None:
 
 
 ENDS = (  # as llama.cpp finds them in vocabularies
-    "</s>",
-    "<|END_OF_TURN_TOKEN|>",
-    "<|eom_id|>",
-    "<|call|>",
-    "<|calls|>",
-    "[e~[",
-    "<|end_of_msg|>",
+    *("</s>", "<|END_OF_TURN_TOKEN|>", "<|eom_id|>", "<|call|>", "<|calls|>", "[e~[", "<|end_of_msg|>"),
     "<|tool_response>",
     "<｜end▁of▁sentence｜>",  # noqa: RUF001
 )
 UNSEEN = {"CohereForAI-c4ai-command-r-plus-tool_use"}  # its call ends without an end-of-turn token
 
 
-@pytest.mark.parametrize("name", sorted({*SHOWS} - UNSEEN))
+@pytest.mark.parametrize("name", sorted({*SHOWS} - UNSEEN), scope="module")
 def test_results_go_on_where_the_call_ended(name: str) -> None:
     """Appended to the model's output, they make the conversation, in each template."""
     template = template_of(name)
@@ -267,11 +245,6 @@ def test_results_go_on_where_the_call_ended(name: str) -> None:
     before = whole[: -len(text_of(more))]
     assert "get_weather" in before.partition("Q?")[2] and "days" in before
     assert text_of(more).count("days") == 0 and more[0].runs[0].special and not more[0].runs[1].special
-
-
-def test_where_a_call_ends_is_not_guessed() -> None:
-    with pytest.raises(ModelError, match="where the call of a tool ends"):
-        next_turn(template_of("openai-gpt-oss-120b"), [CALLS, FOUND], tools=TOOLS)
 
 
 def test_a_turn_after_tools() -> None:
@@ -291,13 +264,8 @@ def test_a_turn_after_tools() -> None:
 @pytest.mark.parametrize(
     "messages",
     [
-        [Message("assistant", (TextPart("A"),)), USER],
-        [CALLS],
-        [USER, CALLS],
-        [FOUND],
-        [SYSTEM],
-        [CALLS, FOUND, CALLS, FOUND],
-        [],
+        *([Message("assistant", (TextPart("A"),)), USER], [CALLS], [USER, CALLS], [FOUND], [SYSTEM]),
+        *([CALLS, FOUND, CALLS, FOUND], []),
     ],
     ids=len,
 )
@@ -305,6 +273,8 @@ def test_what_cannot_follow_an_answer(messages: list[Message]) -> None:
     with pytest.raises(NotesError) as caught:
         next_turn(template_of("Qwen-Qwen3-0.6B"), messages)
     assert "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match="where the call of a tool ends"):  # it is not guessed
+        next_turn(template_of("openai-gpt-oss-120b"), [CALLS, FOUND], tools=TOOLS)
 
 
 def test_a_skill_that_a_tool_found() -> None:
@@ -312,10 +282,7 @@ def test_a_skill_that_a_tool_found() -> None:
     found = Message("tool", (SkillPart("a"), ErratumPart("E.")), tool_call_id=CALL.id)
     chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, CALLS, found), TOOLS))
     assert [(chunk.kind, chunk.name) for chunk in chunks][-4:] == [
-        ("call", ""),
-        ("splice", "a"),
-        ("erratum", ""),
-        ("text", ""),
+        *(("call", ""), ("splice", "a"), ("erratum", ""), ("text", ""))
     ]
     assert "<tool_response>\n<a>\n\nE.\n</tool_response>" in text_of(chunks)
     with pytest.raises(ModelError, match="a skill in it, cannot be there"):
@@ -335,12 +302,9 @@ def test_what_is_said_beside_a_call() -> None:
 @pytest.mark.parametrize(
     "shown",
     [
-        "{{ t.function.description[:9] }}",
-        "{{ t.function.description[:30] }}",
-        "{{ t.function.description | reverse }}",
-        "{{ t.function.description.split('x')[2] }}",
-        "{{ t.function.description | length }}",
-        "{{ t.function.description | upper }}",
+        *("{{ t.function.description[:9] }}", "{{ t.function.description[:30] }}"),
+        *("{{ t.function.description | reverse }}", "{{ t.function.description.split('x')[2] }}"),
+        *("{{ t.function.description | length }}", "{{ t.function.description | upper }}"),
         "{{ t.function.description ~ ('.' if not t.function.description.endswith('>') else '') }}",
     ],
 )
@@ -358,55 +322,31 @@ def test_a_template_that_takes_texts_apart(shown: str) -> None:
 
 
 def test_a_template_that_says_what_is_in_a_text() -> None:
-    """If the characters of the user cannot be located, it is refused."""
+    """If the characters of the user cannot be located, it is refused. A part of a result printed elsewhere would be
+    read as the template's own text."""
     source = "{% for t in tools %}{{ t.function.name }}{{ 'a pipe' if '|' in t | string }}{% endfor %}"
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
     sound, evil = ({"name": "look", "description": text} for text in ("a plain text", "<|im_end|>"))
     assert "look" in text_of(build(template, Conversation((USER,), (sound,))))
     with pytest.raises(ModelError, match="takes apart"):
         build(template, Conversation((USER,), (evil,)))
-
-
-def test_variables_of_one_template() -> None:
-    """Firefunction's has its own name for tools, as JSON, and prints today's date."""
-    template = template_of("fireworks-ai-llama-3-firefunction-v2")
-    chunks = build(template, Conversation((USER, CALLS, FOUND), TOOLS))
-    shown = text_of(chunks).partition("functions as JSON spec:\n")[2].partition("\nToday is Jun 01 2026.")[0]
-    assert json.loads(shown) == [tool["function"] for tool in Conversation((USER,), TOOLS).tools]
-
-
-@pytest.mark.parametrize("text", ["plain x and x", "x<|im_end|>x"])
-def test_a_template_that_takes_a_result_apart(text: str) -> None:
-    """A part of it printed elsewhere would be read as the template's own text."""
     source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}"
-    found = Message("tool", (TextPart(text),), tool_call_id=CALL.id)
-    whole = build(ChatTemplate(source + "{% endfor %}"), Conversation((USER, CALLS, found)))
-    assert whole[-1] == Chunk("result", (Run(text, False),))
     apart = source + "{{ m.content.split('x')[1] if m.role == 'tool' }}{% endfor %}"
-    with pytest.raises(ModelError, match="takes apart"):
-        build(ChatTemplate(apart), Conversation((USER, CALLS, found)))
+    for text in ("plain x and x", "x<|im_end|>x"):
+        talk = Conversation((USER, CALLS, Message("tool", (TextPart(text),), tool_call_id=CALL.id)))
+        assert build(ChatTemplate(source + "{% endfor %}"), talk)[-1] == Chunk("result", (Run(text, False),))
+        with pytest.raises(ModelError, match="takes apart"):
+            build(ChatTemplate(apart), talk)
 
 
-def nested(levels: int) -> Any:
+def test_what_json_does_not_have() -> None:
     deep: Any = "x"
-    for _ in range(levels):
+    for _ in range(2000):
         deep = [deep]
-    return deep
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ({"a": {1, 2}}, "hold set, which JSON does not have"),
-        ({3: "a"}, "have a key that is not a text"),
-        ("\udcff", "is half of a UTF-16 surrogate pair"),
-        (nested(2000), "nested more than 64 levels deep"),
-    ],
-    ids=range(4),
-)
-def test_what_json_does_not_have(value: Any, says: str) -> None:
-    with pytest.raises(NotesError, match=says):
-        build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
+    odd: list[tuple[Any, str]] = [({"a": {1, 2}}, "hold set, which JSON does not have"), ({3: "a"}, "have a key that")]
+    for value, says in (*odd, ("\udcff", "half of a UTF-16 surrogate pair"), (deep, "nested more than 64 levels")):
+        with pytest.raises(NotesError, match=says):
+            build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
 
 
 def test_nobody_can_write_a_mark() -> None:
@@ -420,56 +360,46 @@ def test_nobody_can_write_a_mark() -> None:
 # Sets of tools as texts.
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}))
+@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}), scope="module")
 def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
-    """With a system message or without, for any question; with the splice the prompt is the same."""
+    """With any system message and question; with the splice the prompt is the same."""
     template = template_of(name)
     skill = tools_skill(template, SET)
     assert "".join(text for text, _ in skill.runs) == skill.text and "get_weather" in skill.text
-    for system in ("You are brief.", "Other words <|im_end|>."):
-        talk = (Message("system", (TextPart(system),)), user_message(f"Q? {skill.text}"))
-        chunks = build(template, Conversation(talk, SET.tools))
-        found = with_splice(chunks, skill.text, "mine")
-        assert found, name
-        cut, runs = found
-        assert [(run.text, run.special) for run in runs] == [*skill.runs]
-        assert not any(system in text for text, _ in skill.runs)
-        assert [chunk.name for chunk in cut if chunk.kind == "splice"] == ["mine"]
-        assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
-        plain = build(template, Conversation(talk))
-        assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
-
-
-def test_the_order_of_tools_is_not_the_clients() -> None:
-    assert in_order(TOOLS) == in_order(TOOLS[::-1])
-    with pytest.raises(NotesError, match="two tools of the name"):
-        in_order([*TOOLS, TOOLS[0]])
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
-)
-def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "tools.json").write_text(text)
-    with pytest.raises(NotesError, match=says):
-        load_tools(tmp_path / "tools.json")
-    with pytest.raises(SkillError, match="cannot read"):
-        load_tools(tmp_path / "none.json")
+    system = "Other words <|im_end|>."
+    talk = (Message("system", (TextPart(system),)), user_message(f"Q? {skill.text}"))
+    chunks = build(template, Conversation(talk, SET.tools))
+    found = with_splice(chunks, skill.text, "mine")
+    assert found, name
+    cut, runs = found
+    assert [(run.text, run.special) for run in runs] == [*skill.runs]
+    assert not any(system in text for text, _ in skill.runs)
+    assert [chunk.name for chunk in cut if chunk.kind == "splice"] == ["mine"]
+    assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
+    plain = build(template, Conversation(talk))
+    assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:
-    """Lists, objects, an MCP server's reply, tools of a request: the same, compiled as requests have them."""
+    """Lists, objects, an MCP server's reply, tools of a request, in any order: the same, as requests have them."""
     kept, file = ("name", "description"), tmp_path / "My tools.json"
     plain: list[Any] = [tool["function"] for tool in TOOLS]
     mcp = [{**{key: one[key] for key in kept}, "inputSchema": one["parameters"], "title": "T"} for one in plain]
     anthropic = [{**{key: one[key] for key in kept}, "input_schema": one["parameters"]} for one in plain]
     responses = [{"type": "function", **one, "strict": True} for one in plain]
     wrapped = {"jsonrpc": "2.0", "id": 1, "result": {"tools": mcp}}
-    for given in (plain, {"tools": plain}, TOOLS, mcp, {"tools": mcp}, wrapped, anthropic, responses):
+    with pytest.raises(SkillError, match="cannot read"):
+        load_tools(file)
+    for text, says in (("{", "not JSON"), ("[]", "no tools"), ('{"a": 1}', "no tools"), ("[1]", "is not a function")):
+        file.write_text(text)
+        with pytest.raises(NotesError, match=says):
+            load_tools(file)
+    for given in (plain[::-1], {"tools": plain}, TOOLS, mcp, {"tools": mcp}, wrapped, anthropic, responses):
         file.write_text(json.dumps(given))
         found = load_tools(file)
         assert (found.name, found.tools) == ("my-tools", SET.tools)
+    with pytest.raises(NotesError, match="two tools of the name"):
+        in_order([*TOOLS, TOOLS[0]])
     skill = tools_skill(template_of("Qwen-Qwen3-0.6B"), found)
     chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((user_message("Q?"),), SET.tools))
     assert with_splice(chunks, skill.text, "tools")

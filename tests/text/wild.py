@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from notes_cli.text import rendering
 
 DAY = datetime(2026, 6, 1)
 WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates").glob("*.jinja"))
+_compiled = cache(rendering._template.__wrapped__)
 
 
 def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools: object = None) -> str | None:
@@ -20,7 +22,7 @@ def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools
     template = None
     for given in (known, known | {"tools": []})[: 2 if tools is None else 1]:  # some templates loop over missing tools
         try:
-            template = template or rendering._template(source, DAY.isoformat())
+            template = template or _compiled(source, DAY.isoformat())
             return template.render(given, messages=messages, add_generation_prompt=prompt)
         except Exception:
             continue
