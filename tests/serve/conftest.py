@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -66,10 +69,21 @@ def pieces(reply: Json) -> list[tuple[str, str, int]]:
     return [(one["kind"], one["how"], one["tokens"]) for one in reply["notes"]["pieces"]]
 
 
-def compile_into(home: Path, *names: str) -> None:
+COMPILED = TemporaryDirectory(prefix="notes-serve-")
+
+
+@cache
+def compiled(name: str) -> Path:
+    """Compile a sample skill, once per run; returns its home."""
+    home = Path(COMPILED.name, name)
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
-        for name in names:
-            model.compile(str(SAMPLES / name))
+        model.compile(str(SAMPLES / name))
+    return home
+
+
+def compile_into(home: Path, *names: str) -> None:
+    for name in names:
+        shutil.copytree(compiled(name), home, dirs_exist_ok=True)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from notes_cli.sessions.folder import Sessions
 
 from ..commands.conftest import Outcome, command_line, on_a_terminal, run_here
 from .conftest import QUESTION, Json, compile_into
+from .test_robust import wait
 
 LATE = "--erratum=date=2026-07-01"
 SCHEMA = '{"type": "object", "properties": {"is": {"enum": ["accepted", "refused"]}}, "required": ["is"]}'
@@ -104,35 +104,29 @@ def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome,
     return cold, run_here("ask", *arguments, "--server", server.url, stdin=stdin)
 
 
+RETURNS = [QUESTION, "--splice", "returns"]
+THINK = [f"{QUESTION} Think first.", "--splice", "returns"]
 CASES = [
     ["What is 2?"],
-    [QUESTION, "--splice", "returns"],
-    [QUESTION, "--splice", "returns", LATE],
-    [QUESTION, "--splice", "returns", "--splice", "support", "-s", "You work for Harbor Books.", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--splice", "support", "--erratum", "*.date=2026-07-01", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--erratum", "The shop is closed.", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", *DOCUMENT],
-    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--field", "date=2026-07-01", "--method", "field", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "suffix", "--explain"],
-    [QUESTION, "--splice", "returns", "--choices", "accepted,refused", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--choices", LONGER, *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--choices", "accepted,refused"],
-    [f"{QUESTION} Think first.", "--splice", "returns", LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
-    [f"{QUESTION} Think first.", "--splice", "returns", LATE],
-    [QUESTION, "--splice", "returns", LATE, "--think", *DOCUMENT],
-    [QUESTION, "--splice", "returns", LATE, "--think", "--no-stream"],
-    [QUESTION, "--splice", "returns", "--think", "--max-think", "3"],
-    [f"{QUESTION} Think first.", "--splice", "returns", "-n", "3"],
-    [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1.5", "--seed", "7", "--json"],
-    [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1", "--repeat-penalty", "1.3", "--seed", "9"],
-    [QUESTION, "--splice", "returns", "-j", SCHEMA, *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--grammar", 'root ::= "perhaps"'],
-    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--explain", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--place", "late", "--seam", "4", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--seam", "0", LATE, "--wording", "line", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--recompute", *DOCUMENT],
+    [*RETURNS, "--splice", "support", "--erratum", "*.date=2026-07-01", "-s", "You work for Harbor Books.", *DOCUMENT],
+    [*RETURNS, "--erratum", "The shop is closed.", *DOCUMENT],
+    [*RETURNS, "-s", "Be brief.", "--field", "date=2026-07-01", "--method", "field", *DOCUMENT],
+    [*RETURNS, "--field", "date=2026-07-01", "--method", "suffix", "--explain"],
+    [*RETURNS, "--choices", LONGER, *DOCUMENT],
+    [*RETURNS, "--choices", "accepted,refused"],
+    [*THINK, LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
+    [*RETURNS, LATE, "--think", "--no-stream"],
+    [*RETURNS, "--think", "--max-think", "3"],
+    [*THINK, "-n", "3"],
+    [*THINK, "--temp", "1.5", "--repeat-penalty", "1.3", "--seed", "7", "--json"],
+    [*RETURNS, "-j", SCHEMA, *DOCUMENT],
+    [*RETURNS, "--grammar", 'root ::= "perhaps"'],
+    [*RETURNS, "-s", "Be brief.", "--explain", *DOCUMENT],
+    [*RETURNS, "-s", "Be brief.", "--place", "late", "--seam", "4", *DOCUMENT],
+    [*RETURNS, "--seam", "0", LATE, "--wording", "line", *DOCUMENT],
+    [*RETURNS, "--recompute", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--strict"],
-    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--exact", *DOCUMENT],
+    [*RETURNS, "-s", "Be brief.", "--exact", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],
 ]
 
@@ -164,7 +158,7 @@ def test_a_server_answers_as_this_process_does(server: Running, arguments: list[
 )
 def test_an_error_is_one_line(server: Running, arguments: list[str], keyword: str) -> None:
     """The server's message and a status above 0, a document with --json, and the same error without a server."""
-    for which in ("off", "auto", server.url):
+    for which in ("off", server.url):
         found = run_here("ask", QUESTION, *arguments, "--server", which)
         assert found.code in (1, 2) and found.out == "" and keyword in found.err.splitlines()[-1], found.err
     assert "cannot answer this" not in found.err and len(found.err.splitlines()) == 1
@@ -330,19 +324,6 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
     assert run_here("ask", "--batch", questions, "--server", "auto").code == 0
 
 
-def test_another_model_of_the_same_path_is_another(tmp_path: Path, make_model: Callable[..., Path]) -> None:
-    """A model file that changed after the server loaded it is not the server's model."""
-    model = tmp_path / "model.gguf"
-    model.write_bytes(make_model("llama").read_bytes())
-    home = tmp_path / "other"
-    with serving(home, "-m", str(model)) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTES_HOME", str(home))
-        assert run_here("ask", QUESTION, "-m", model, "-n", "2", "--server", found.url).code == 0
-        model.write_bytes(make_model("llama", seed=5).read_bytes())
-        late = run_here("ask", QUESTION, "-m", model, "-n", "2", "--server", found.url)
-        assert late.code == 1 and "it has another model" in late.err
-
-
 def test_only_its_user_is_let_in(server: Running) -> None:
     """The file with the token is private, and a file that others could have read or written is ignored."""
     assert server.file.stat().st_mode & 0o777 == 0o600 and server.file.parent.stat().st_mode & 0o777 == 0o700
@@ -355,18 +336,20 @@ def test_only_its_user_is_let_in(server: Running) -> None:
     assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == server.url
 
 
-@pytest.mark.parametrize(
-    "other", [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}, "{", "[" * 100_000, "[1]"]
-)
-def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, other: Json | str) -> None:
+def test_a_file_of_another_machine_or_version_is_passed_over(server: Running) -> None:
     """A home may be shared by machines; files of other versions and invalid files are ignored, too."""
     was = server.file.read_text()
-    server.file.write_text(other if isinstance(other, str) else json.dumps({**json.loads(was), **other}))
+    changes: list[Json] = [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}]
+    whole = json.loads(was)
     try:
+        for text in (*(json.dumps({**whole, **other}) for other in changes), "{", "[" * 100_000, "[1]"):
+            server.file.write_text(text)
+            assert running(server.file.parent) == [], text[:99]
         found = run_here("ask", QUESTION, "--json", "--server", "auto")
         assert found.code == 0 and found.json["server"] is None
     finally:
         server.file.write_text(was)
+    assert [one.url for one in running(server.file.parent)] == [server.url], "the control"
 
 
 @pytest.mark.parametrize(
@@ -412,19 +395,28 @@ def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
     assert f"{url} cannot answer this: " in named.refusal()
 
 
-def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
-    """The token in the file is a key; with --no-forms, this process answers requests with a grammar."""
-    home = tmp_path / "keyed"
-    with serving(home, "--no-forms", NOTES_API_KEY="secret") as found, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTES_HOME", str(home))
-        assert httpx.get(f"{found.url}/v1/models").status_code == 401
-        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == found.url
-        held = run_here("ask", QUESTION, "--json", "--server", "auto", "--grammar", 'root ::= "yes"')
+def test_a_key_forms_and_another_model_of_the_same_path(
+    tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token in the file is a key; with --no-forms, this process answers requests with a grammar. A model file that
+    changed after the server loaded it is not the server's model. A server that ends removes its file."""
+    home, model = tmp_path / "keyed", tmp_path / "model.gguf"
+    model.write_bytes(make_model("llama").read_bytes())
+    monkeypatch.setenv("NOTES_HOME", str(home))
+    auto = ("ask", QUESTION, "--json", "-m", model, "-n", "4", "--server", "auto")
+    with serving(home, "--no-forms", "-m", str(model), NOTES_API_KEY="secret") as found:
+        assert run_here(*auto).json["server"] == found.url
+        held = run_here(*auto, "--grammar", 'root ::= "yes"')
         assert (held.json["server"], held.json["answer"]) == (None, "yes")
         token = json.loads(found.file.read_text())["token"]
         for key, status in (("", 401), ("wrong", 401), (token, 200)):
             headers = {"Authorization": f"Bearer {key}".strip()}
             assert httpx.get(f"{found.url}/v1/models", headers=headers).status_code == status
+        model.write_bytes(make_model("llama", seed=5).read_bytes())
+        late = run_here("ask", QUESTION, "-m", model, "-n", "2", "--server", found.url)
+        assert late.code == 1 and "it has another model" in late.err
+        found.process.terminate()
+        assert found.process.wait(20) == 0 and not found.file.exists()
 
 
 def test_where_a_server_is_found() -> None:
@@ -432,33 +424,6 @@ def test_where_a_server_is_found() -> None:
     hosts = ("localhost", "0.0.0.0", "127.8.9.10", "::", "10.0.0.1", "127.example.com")
     here = "http://127.0.0.1:1"
     assert [address(host, 1) for host in hosts] == [here, here, "http://127.8.9.10:1", "http://[::1]:1", None, None]
-
-
-def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Running) -> None:
-    """A process that has its port now gets no request, and the file is removed."""
-    home = tmp_path / "killed"
-    with serving(home) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTES_HOME", str(home))
-        assert [one.url for one in running(home / "servers")] == [found.url]
-        left = found.file.read_bytes()
-        found.process.kill()
-        found.process.wait()
-        with socket.create_server(("127.0.0.1", int(found.url.rpartition(":")[2]))) as other:
-            other.settimeout(0.2)
-            assert found.file.read_bytes() == left
-            assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
-            assert not found.file.exists()
-            named = run_here("ask", QUESTION, "--server", found.url)
-            assert named.code == 1 and "no notes serve of this user is running there" in named.err
-            with pytest.raises(TimeoutError):
-                other.accept()
-
-
-def test_a_server_that_ends_takes_its_file_along(tmp_path: Path) -> None:
-    with serving(tmp_path / "ended") as found:
-        assert found.file.exists()
-        found.process.terminate()
-        assert found.process.wait(20) == 0 and not found.file.exists()
 
 
 @contextmanager
@@ -478,24 +443,9 @@ def asking(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text that was printed stays, one line gives the error, and the session has its complete turns."""
-    home = tmp_path / "dies"
-    monkeypatch.setenv("NOTES_HOME", str(home))
-    with serving(home, code=ENDLESS) as found:
-        assert run_here("ask", QUESTION, "--session", "mine", "-n", "2", "--server", found.url).code == 0
-        with asking(QUESTION, "--session", "mine", "-n", "2000", "--server", found.url) as process:
-            found.process.kill()
-            out, err = process.communicate(timeout=120)
-            assert process.returncode == 1 and out.endswith("\n") and "Traceback" not in err
-            assert err.splitlines()[-1].startswith(f"notes: the server on {found.url} did not complete the answer")
-            assert "notes session show mine" in err
-    assert len(json.loads(run_here("session", "show", "mine", "--json").out)["pieces"]) > 0
-    assert json.loads(run_here("session", "show", "mine", "--json").out)["turns"] == 1
-
-
-def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without a server: 130 after Ctrl-C, else the signal; and the server stops decoding."""
+def test_an_answer_that_is_broken_off(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Ctrl-C: 130, else the signal, and the server stops decoding. By the server's death: text that was printed
+    stays, one line gives the error, the session has its complete turns, and its file is not believed."""
     home = tmp_path / "stops"
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
@@ -505,10 +455,29 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
                 out, err = process.communicate(timeout=120)
                 assert process.returncode == status
                 assert out.endswith("\n") and err.splitlines()[-1].startswith("notes: ")
-            until = time.monotonic() + 60
-            while "notes_requests_running 0" not in (metrics := httpx.get(f"{found.url}/metrics").text):
-                assert time.monotonic() < until, metrics
-                time.sleep(0.05)
+            wait(lambda: "notes_requests_running 0" in httpx.get(f"{found.url}/metrics").text)
+
+        assert run_here("ask", QUESTION, "--session", "mine", "-n", "2", "--server", found.url).code == 0
+        left = found.file.read_bytes()
+        with asking(QUESTION, "--session", "mine", "-n", "2000", "--server", found.url) as process:
+            found.process.kill()
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 1 and out.endswith("\n") and "Traceback" not in err
+            assert err.splitlines()[-1].startswith(f"notes: the server on {found.url} did not complete the answer")
+            assert "notes session show mine" in err
+        shown = run_here("session", "show", "mine", "--json").json
+        assert shown["turns"] == 1 and shown["pieces"]
+
+        found.process.wait()
+        with socket.create_server(("127.0.0.1", int(found.url.rpartition(":")[2]))) as other:
+            other.settimeout(0.2)
+            assert found.file.read_bytes() == left
+            assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
+            assert not found.file.exists()
+            named = run_here("ask", QUESTION, "--server", found.url)
+            assert named.code == 1 and "no notes serve of this user is running there" in named.err
+            with pytest.raises(TimeoutError):
+                other.accept()  # what has its port now gets no request
 
 
 def test_little_is_loaded_to_ask_a_server(server: Running) -> None:

@@ -18,7 +18,6 @@ NOTES: Json = {"splice": ["returns"], "errata": {"date": "2026-07-01"}}
 OPTIONS = [{"value": "accepted"}, {"value": "refused"}]
 CHOICE: Json = {"type": "choice", "name": "return", "instructions": QUESTION, "choices": OPTIONS}
 INPUT = "A customer brings a book that was bought in May. "
-DATA = "data:image/png;base64,AA=="
 
 
 def decide(served: Served, questions: list[Json], text: Any = INPUT, **notes: Any) -> Decision:
@@ -140,56 +139,3 @@ def test_confidences() -> None:
     assert _choice_confidence([0.25] * 4) == _score_confidence([1 / 3] * 3, 0) == 0
     assert _choice_confidence([0.5, 0.3, 0.2]) == pytest.approx(0.25)
     assert _score_confidence([0.7, 0.2, 0.1], 0) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"input": None}, "input", "must be a string"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input[0].role", "must be user"),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type", "input_text"),
-        ({"questions": []}, "questions", "1 to 128 questions"),
-        ({"questions": [{"type": "box", "instructions": "x"}]}, "questions[0].type", "predicate, choice or score"),
-        ({"questions": [{**CHOICE, "choices": OPTIONS[:1]}]}, "questions[0].choices", "two or more"),
-        ({"questions": [{**CHOICE, "choices": None}]}, "questions[0]", "2 to 256 options"),
-        ({"questions": [{**CHOICE, "choices": [{"value": str(n)} for n in range(257)]}]}, "questions[0]", "2 to 256"),
-        ({"questions": [{"type": "score", "instructions": "x"}]}, "questions[0]", "2 to 256 options"),
-        ({"questions": [{**CHOICE, "choices": [OPTIONS[0]] * 2}]}, "questions[0]", "two or more different"),
-        (
-            {"questions": [{**CHOICE, "choices": [{"value": 1}, OPTIONS[0]]}]},
-            "questions[0].choices[0].value",
-            "boolean",
-        ),
-        ({"questions": [{**CHOICE, "instructions": ""}]}, "questions[0]", "no instructions"),
-        ({"questions": [{**CHOICE, "weight": 2}]}, "questions[0].weight", "Unknown parameter"),
-        ({"questions": [CHOICE] * 129}, "questions", "1 to 128 questions"),
-        ({"input": INPUT * 9000}, "input", "maximum context length"),
-        ({"stream": True}, "stream", "not streamed"),
-        ({"notes": {"session": "x"}}, "notes.session", "does not go with"),
-        ({"temperature": 1}, "temperature", "Unknown parameter"),
-    ],
-)
-def test_what_is_refused(served: Served, body: Json, param: str, words: str) -> None:
-    reply = served.http.post("/v1/decisions", json={"input": INPUT, "questions": [CHOICE], **body})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, param) and words in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"state": None}, "state"),
-        ({"state": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DATA}}]}]}, "state"),
-        ({"questions": {}}, "questions"),
-        ({"questions": {"a": {"type": "noul", "instructions": "x", "criteria": {"yes": "y"}}}}, "questions.a.criteria"),
-        ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": ["y"]}}}, "questions.a.criteria"),
-        ({"questions": {"a": {"type": "choice", "criteria": {"y": None, "z": None}}}}, "questions.a"),
-        ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": ["y"]}}}, "questions.a"),
-        ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": []}}}, "questions.a"),
-        ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": {}}}}, "questions.a"),
-    ],
-)
-def test_what_the_system_one_api_refuses(served: Served, body: Json, param: str) -> None:
-    question = {"type": "noul", "instructions": "Is it late?"}
-    reply = served.http.post("/v1/systemone", json={"state": INPUT, "questions": {"a": question}, **body})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)

@@ -60,14 +60,13 @@ def test_headers_and_usage(own: Served, path: Path) -> None:
 
 def test_the_last_chunk_of_a_stream_has_it(own: Served, path: Path) -> None:
     """With usage, if requested, as the headers are sent before."""
-    tokens = len(open_segment(path))
-    given = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"]}, "stream": True}
-    with own.http.stream(
-        "POST", "/v1/chat/completions", json={**given, "stream_options": {"include_usage": True}}
-    ) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
+    given: Json = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"]}}
+    reply = own.http.post(
+        "/v1/chat/completions", json={**given, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    *_, last = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert not [name for name in reply.headers if name.startswith("x-notes-")]
-    assert json.loads(lines[-1])["usage"]["prompt_tokens_details"]["notes"]["saved_ms"] == 1000 * tokens
+    assert json.loads(last)["usage"]["prompt_tokens_details"]["notes"]["saved_ms"] == 1000 * len(open_segment(path))
 
 
 def test_no_time_where_none_is_known(path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from .conftest import QUESTION, Json, Served, pieces, reply_text, started
 
 TEXT = "# Returns policy of Harbor Books\n\ndate: 2026-05-01\ntier: gold\namount: 120\n\n" + (
@@ -43,21 +41,6 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     assert (
         own.chat([{"role": "user", "content": QUESTION}], 404, notes={"splice": ["short"]})["code"] == "skill_not_found"
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"name": "long", "text": "a b\n" * 4000}, "text"),  # its length shows only by counting
-        ({"name": "none", "text": "---\nname: x\n---\n"}, "text"),
-        ({"name": "", "text": TEXT}, "name"),
-        ({"name": "a", "text": " "}, "text"),
-        ({"name": "a", "text": "b", "path": "/etc/passwd"}, "path"),
-    ],
-)
-def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
-    reply = own.http.post("/v1/notes/compile", json=given)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:

@@ -23,6 +23,7 @@ from notes_cli.errors import HeldSessionError
 from notes_cli.serve.server import listen
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
+from ..commands.conftest import run_here
 from .conftest import QUESTION, Json, Served, compile_into, reply_text, started
 from .test_robust import wait
 
@@ -80,20 +81,11 @@ def test_a_session_goes_from_one_to_the_other(two: tuple[Served, Served], monkey
     assert follow["notes"]["pieces"][0]["reason"] == "restored_session"
 
 
-def test_what_a_user_sees(tmp_path: Path) -> None:
-    """The command prints its address, exits with 0 after a signal, and explains in one line why it cannot start."""
-    environment = {"NOTES_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "NOTES_THREADS": "1"}
-    command = [sys.executable, "-m", "notes_cli", "serve", "--port"]
-    with subprocess.Popen([*command, "0"], stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr
-        line = next(line for line in process.stderr if "http://" in line)
-        port = line.rpartition(":")[2].strip()
-        taken = subprocess.run([*command, port], capture_output=True, text=True, env=environment)
-        assert taken.returncode == 1 and taken.stderr.count("\n") == 1 and "cannot listen" in taken.stderr
-        process.terminate()
-        assert process.wait(20) == 0 and "Traceback" not in process.stderr.read()
-    wrong = subprocess.run([*command, "0", "-m", "none.gguf"], capture_output=True, text=True, env=environment)
-    assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and "none.gguf" in wrong.stderr, wrong.stderr
+def test_why_it_cannot_start() -> None:
+    """In one line."""
+    with listen("127.0.0.1", 0) as taken:
+        assert "cannot listen" in run_here("serve", "--port", taken.getsockname()[1]).refusal()
+    assert "none.gguf" in run_here("serve", "--port", "0", "-m", "none.gguf").refusal()
 
 
 SLOW = """
