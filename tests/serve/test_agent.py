@@ -115,9 +115,8 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, words: str, 
     form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
     writes(words)
     asked: Any = {"messages": [{"role": "user", "content": "May I?"}], "max_tokens": 300, "logprobs": True}
-    reply: Any = qwen.client.chat.completions.create(
-        model="tiny", tools=[tool], response_format=form, stream=stream, **asked
-    )
+    create: Any = qwen.client.chat.completions.create
+    reply = create(model="tiny", tools=[tool], response_format=form, stream=stream, **asked)
     chunks = [chunk.choices[0] for chunk in reply] if stream else []
     text = "".join(chunk.delta.content or "" for chunk in chunks) if stream else reply.choices[0].message.content
     likely = [chunk.logprobs for chunk in chunks] if stream else [reply.choices[0].logprobs]

@@ -123,9 +123,8 @@ def test_a_call_after_the_beginning_of_an_answer(qwen: Served, script: Script, s
     begun = {"messages": [*ASKED, {"role": "assistant", "content": "I'll"}], "tools": TOOLS, "stream": stream}
     script(' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
     text, [(_, name, arguments)], reason = read_reply(create(qwen, **begun), stream)
-    assert (text, name, reason) == (" look.", "get_weather", "tool_calls") and json.loads(arguments) == {
-        "city": "Paris"
-    }
+    assert (text, name, reason) == (" look.", "get_weather", "tool_calls")
+    assert json.loads(arguments) == {"city": "Paris"}
     bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
     script(bare)
     assert read_reply(create(qwen, **begun), stream) == (bare, [], "stop")
@@ -209,11 +208,9 @@ def test_arguments_that_are_no_object() -> None:
         *((nothing, {}) for nothing in ("", " ", "null", None, "[]", [], "{}", {}, '""')),
     ):
         call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": given}}
-        answer, result = (
-            {"role": "assistant", "tool_calls": [call]},
-            {"role": "tool", "content": "", "tool_call_id": "c"},
-        )
-        [found] = parse_chat({"messages": [*ASKED, answer, result]}).messages[1].tool_calls
+        answer = {"role": "assistant", "tool_calls": [call]}
+        messages = [*ASKED, answer, {"role": "tool", "content": "", "tool_call_id": "c"}]
+        [found] = parse_chat({"messages": messages}).messages[1].tool_calls
         assert found.arguments == read
 
 

@@ -11,6 +11,7 @@ import pytest
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, now
+from notes_cli.serve import conversations
 from notes_cli.sessions import global_correction
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, reply_text, started
@@ -62,10 +63,8 @@ def test_said_to_live_conversations_once(own: Served) -> None:
     live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
     assert second["usage"]["prompt_tokens"] - live < 60, "only what is new is decoded"
     third = turn(own, talk, ASK)
-    assert (
-        reply_text(third) == "refused"
-        and [one[:2] for one in pieces(third)].count(("erratum", "live")) == errata(third) == 1
-    )
+    assert reply_text(third) == "refused" and errata(third) == 1
+    assert [one[:2] for one in pieces(third)].count(("erratum", "live")) == 1
     assert errata(turn(own, other, {"role": "user", "content": "What is the season?"}, splice=["support"])) == 0
     new = own.chat([ASK], notes=NOTES)
     assert reply_text(new) == "refused" and errata(new) == 1
@@ -97,14 +96,14 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
     assert live >= second["usage"]["prompt_tokens"]
     assert reply_text(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
-    assert reply_text(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", (
-        "given again after another value"
-    )
+    again = turn(own, talk, ASK, errata={"date": "2026-07-01"})
+    assert reply_text(again) == "refused", "given again after another value"
 
 
-def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
+def test_each_of_many_clients_keeps_its_own_correction(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more clients of equal messages and answers than are remembered."""
-    dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 7)]
+    monkeypatch.setattr(conversations, "ALIKE", 4)
+    dates = [f"2026-07-{day:02}" for day in range(1, 7)]
     for date in dates:
         assert reply_text(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
     talk = [ASK, {"role": "assistant", "content": "refused"}, {"role": "user", "content": f"{QUESTION} Think first."}]
@@ -142,9 +141,8 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
     """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
-    first = own.chat(
-        [{"role": "system", "content": text}, ASK], notes={"explain": True, "errata": {"date": "2026-07-01"}}
-    )
+    late = {"explain": True, "errata": {"date": "2026-07-01"}}
+    first = own.chat([{"role": "system", "content": text}, ASK], notes=late)
     second = own.chat([{"role": "system", "content": f"{text}\n\nBe kind."}, ASK], notes={"explain": True})
     live = [sum(tokens for _, how, tokens in pieces(one) if how == "live") for one in (first, second)]
     skill = sum(tokens for kind, _, tokens in pieces(first) if kind == "splice")
@@ -212,9 +210,8 @@ def test_sessions_too(own: Served, capsys: pytest.CaptureFixture[str], monkeypat
     assert run(["ask", QUESTION, "--splice", "returns", "--session", "later"]) == 0
     assert capsys.readouterr().out.strip() == "refused"
     listed = own.http.get("/v1/notes/sessions").json()["sessions"]
-    assert {one["name"]: one["fields"]["date"] for one in listed} == dict.fromkeys(
-        ("later", "ours", "theirs"), LATE["value"]
-    )
+    late = {(name, "2026-07-01") for name in ("later", "ours", "theirs")}
+    assert {(one["name"], one["fields"]["date"]) for one in listed} == late
 
 
 def test_an_edited_text_is_told_in_the_log(
@@ -308,10 +305,8 @@ def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
     assert plain["notes"]["counts"]["rewritten"] == 0
     own.http.post("/v1/notes/errata", json=LATE)
     everybody = own.chat([ASK], notes=NOTES)
-    assert (
-        reply_text(everybody) == "refused"
-        and everybody["notes"]["counts"]["total"] == first["notes"]["counts"]["total"]
-    )
+    counts = [one["notes"]["counts"]["total"] for one in (everybody, first)]
+    assert reply_text(everybody) == "refused" and counts[0] == counts[1]
 
 
 def test_exact_chats_are_corrected_by_errata_alone(served: Served) -> None:

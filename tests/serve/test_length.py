@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from notes_cli.serve import prepare
 from notes_cli.serve.scheduler import Limits
 
 from .conftest import QUESTION, Json, Served, started
+from .test_robust import wait
 
 TRAINED, FIRST, TURN = 2048, 1024, 256  # tokens: the model's context, the server's first one, a turn's at first
 WAYS: list[Json] = [{}, {"ask": True}, {"session": "s"}]
@@ -123,9 +125,8 @@ def larger(library: Path) -> Iterator[Served]:
 def think(served: Served, count: int, question: str = QUESTION, status: int = 200) -> Json:
     """Generate answers after reasoning that repeats a token and never ends by itself."""
     endless = {"reasoning_effort": "low", "max_think": 500, "logit_bias": {"77": 100}}
-    return served.chat(
-        [{"role": "user", "content": question}], status, notes={"splice": ["returns"]}, n=count, **endless
-    )
+    asked = [{"role": "user", "content": question}]
+    return served.chat(asked, status, notes={"splice": ["returns"]}, n=count, **endless)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
@@ -144,8 +145,13 @@ def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
 
 def test_chains_of_thought_beside_others(larger: Served) -> None:
     """Preempted ones have the cells for their ends after they are resumed, too."""
+    counts, together = (2, 1, 1), threading.Event()
+    larger.scheduler.call(together.wait)
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda count: think(larger, count, f"{count}? {QUESTION}"), (3, 1, 2)))
-    assert [len(one["choices"]) for one in found] == [3, 1, 2]
+        asked = [pool.submit(think, larger, count, f"{at}? {QUESTION}") for at, count in enumerate(counts)]
+        wait(lambda: larger.scheduler.load == len(counts))
+        together.set()
+        found = [one.result() for one in asked]
+    assert [len(one["choices"]) for one in found] == [*counts]
     assert {choice["finish_reason"] for one in found for choice in one["choices"]} == {"length"}
     assert larger.scheduler.metrics.preempted

@@ -46,9 +46,8 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
     blocks = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     for system in ("Be brief.", blocks):
         message = create(served, system=system, notes=notes)
-        assert (
-            message["content"] == [{"type": "text", "text": reply_text(chat)}] and message["stop_reason"] == "end_turn"
-        )
+        assert message["content"] == [{"type": "text", "text": reply_text(chat)}]
+        assert message["stop_reason"] == "end_turn"
         counts = message["usage"]
         assert counts["input_tokens"] + counts["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
     counted = create(served, path="/count_tokens", system="Be brief.", notes=notes)["input_tokens"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,18 +15,14 @@ from notes_cli.serve.replies import Reply, TokenOffsets
 from .conftest import QUESTION, Json, Served, reply_text
 
 ASKED = [{"role": "user", "content": QUESTION}]
-LATE = {"date": "2026-07-01"}
-Alone = Callable[..., str]
 
 
-def test_a_question_with_a_skill(served: Served, alone: Alone) -> None:
-    """The answer equals that of `ask`, with and without an erratum; the skill's tokens count as cached."""
-    for errata in ({}, LATE):
-        reply = served.client.chat.completions.create(
-            model="tiny", messages=ASKED, extra_body={"notes": {"splice": ["returns"], "errata": errata}}
-        )
-        wanted = alone(QUESTION, splice=["returns"], errata=[f"{key}={value}" for key, value in errata.items()])
-        assert reply.choices[0].message.content == wanted == ("refused" if errata else "accepted")
+def test_a_question_with_a_skill(served: Served) -> None:
+    """With and without an erratum; the skill's tokens count as cached."""
+    for errata in ({}, {"date": "2026-07-01"}):
+        notes = {"splice": ["returns"], "errata": errata}
+        reply = served.client.chat.completions.create(model="tiny", messages=ASKED, extra_body={"notes": notes})
+        assert reply.choices[0].message.content == ("refused" if errata else "accepted")
         assert reply.choices[0].finish_reason == "stop"
         assert reply.usage and reply.usage.prompt_tokens_details
         assert reply.usage.prompt_tokens > (reply.usage.prompt_tokens_details.cached_tokens or 0) >= 110

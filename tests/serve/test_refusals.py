@@ -62,8 +62,12 @@ def form(kind: str) -> Json:
 BEGUN = {"messages": [ASK, LAST]}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
 NO_TEXT = [{"type": "input_audio"}]
+OTHERS: Json = json.loads(  # of other servers, which would change an answer
+    """{"adaptive_target": 0.5, "min_keep": 2, "ignore_eos": true, "samplers": ["top_k"], "repetition_penalty": 1.1,
+    "guided_choice": ["a", "b"], "stop_token_ids": [5], "reasoning_format": "none", "web_search_options": {},
+    "options": {"temperature": 1}, "functions": [{"name": "f"}], "frequenzy": 1}"""
+)
 REFUSED: list[tuple[str, Json, str, str]] = [  # the path, what is changed, `param`, a keyword of the message
-    (CHAT, {"frequenzy": 1}, "frequenzy", "Unknown"),
     (CHAT, {"messages": []}, "messages", ""),
     (CHAT, {"messages": [1]}, "messages[0]", ""),
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", ""),
@@ -106,18 +110,7 @@ REFUSED: list[tuple[str, Json, str, str]] = [  # the path, what is changed, `par
     (RAW, {"prompt": [5] * 5000}, "prompt", ""),
     (RAW, {"echo": True, "logprobs": 2, "max_tokens": 0}, "logprobs", ""),
     ("/tokenize", {"content": None}, "content", ""),
-    # What would change an answer.
-    (CHAT, {"adaptive_target": 0.5}, "adaptive_target", "Unknown"),
-    (CHAT, {"min_keep": 2}, "min_keep", "Unknown"),
-    (CHAT, {"ignore_eos": True}, "ignore_eos", "Unknown"),
-    (CHAT, {"samplers": ["top_k"]}, "samplers", "Unknown"),
-    (CHAT, {"repetition_penalty": 1.1}, "repetition_penalty", "Unknown"),
-    (CHAT, {"guided_choice": ["a", "b"]}, "guided_choice", "Unknown"),
-    (CHAT, {"stop_token_ids": [5]}, "stop_token_ids", "Unknown"),
-    (CHAT, {"reasoning_format": "none"}, "reasoning_format", "Unknown"),
-    (CHAT, {"web_search_options": {}}, "web_search_options", "Unknown"),
-    (CHAT, {"options": {"temperature": 1}}, "options", "Unknown"),
-    (CHAT, {"functions": [{"name": "f"}]}, "functions", "Unknown"),
+    *((CHAT, {key: value}, key, "Unknown") for key, value in OTHERS.items()),
     # Forms and tools.
     (CHAT, {"response_format": held({"not": {}})}, "response_format", "uses 'not'"),
     (

@@ -55,10 +55,8 @@ def test_parts_of_compiled_texts_by_default(served: Served) -> None:
         assert details["cached_tokens"] >= reply["near"]
         assert details["cached_tokens"] + details["notes"]["decoded_tokens"] == reply["usage"]["prompt_tokens"]
         assert any(NEAR in piece["why"] for piece in reply["notes"]["pieces"])
-        planned = served.http.post(
-            "/v1/notes/explain",
-            json={"messages": [{"role": "system", "content": f"Now. {system}"}, {"role": "user", "content": QUESTION}]},
-        ).json()
+        turns = [{"role": "system", "content": f"Now. {system}"}, {"role": "user", "content": QUESTION}]
+        planned = served.http.post("/v1/notes/explain", json={"messages": turns}).json()
         assert any(piece["reason"] == "near" for piece in planned["pieces"])
 
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -38,7 +37,7 @@ from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.serve.security import Guard
 from notes_cli.serve.segment_cache import _cut
 
-from .conftest import QUESTION, Json, Served, reply_text, started
+from .conftest import NO_TLS, QUESTION, Json, Served, reply_text, started
 
 ASK = [{"role": "user", "content": QUESTION}]
 LONG: Json = {"prompt": [5, 6, 7], "max_tokens": 1500}
@@ -146,26 +145,28 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
 
 
 DEEP = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
-GARBAGE: list[tuple[int, dict[str, Any]]] = [
-    (400, {"content": b"{", "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b'{"messages": NaN}', "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b'{"messages": "\\ud800"}', "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b"\xff\xfe\x00", "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b'{"messages": [], "temperature": 1e400}', "headers": {"Content-Type": "application/json"}}),
-    (400, {"json": []}),
-    (400, {"json": {"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}}),
-    (415, {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
-    (415, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"}}),
-    (413, {"content": b" " * (17 << 20), "headers": {"Content-Type": "application/json"}}),
+JSON = "application/json"
+GARBAGE: list[tuple[int, bytes, dict[str, str]]] = [
+    (400, b"{", {}),
+    (400, b"[]", {}),
+    (400, b"[" * 100_000, {}),
+    (400, b'{"messages": NaN}', {}),
+    (400, b'{"messages": "\\ud800"}', {}),
+    (400, b"\xff\xfe\x00", {}),
+    (400, b'{"messages": [], "temperature": 1e400}', {}),
+    (400, json.dumps({"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}).encode(), {}),
+    (415, b"{}", {"Content-Type": "text/plain"}),
+    (415, b"{}", {"Content-Encoding": "gzip"}),
+    (413, b" " * (17 << 20), {}),
 ]
 
 
-@pytest.mark.parametrize(("status", "given"), GARBAGE)
-def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
-    reply = served.http.post("/v1/chat/completions", **given)
-    assert reply.status_code == status, reply.text
-    assert reply.json()["error"]["message"] and "fault" not in reply.text
+def test_garbage_is_refused(served: Served) -> None:
+    for status, content, headers in GARBAGE:
+        given = {"Content-Type": JSON, **headers}
+        reply = served.http.post("/v1/chat/completions", content=content, headers=given)
+        assert reply.status_code == status, (content[:99], reply.text)
+        assert reply.json()["error"]["message"] and "fault" not in reply.text
 
 
 @pytest.mark.parametrize("length", [(16 << 20) + 1, 99_999_999_999])
@@ -340,11 +341,8 @@ def test_metrics_count_what_was_done(served: Served) -> None:
     served.ask(splice=["returns"])
     reply = served.http.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(reply.text)
-        for sample in family.samples
-    }
+    samples = [sample for family in text_string_to_metric_families(reply.text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     assert found["notes_requests_total", "answered"] >= 1 and found["notes_cells_used",] > 100
     how = [found["notes_prompt_tokens_total", one] for one in ("decoded", "spliced", "live")]
     assert sum(how) > 0 and found["notes_first_token_seconds_count",] >= 1
@@ -376,11 +374,11 @@ def test_it_drains(library: Path, endless: None) -> None:
         words: list[str] = []
 
         def answer() -> None:
-            with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
+            with served.client.completions.create(model="", prompt="x", max_tokens=300, stream=True) as chunks:
                 words.extend(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
         body = json.dumps({"messages": ASK, "max_tokens": 1}).encode()
-        with httpx.Client(base_url=served.url) as other, ExitStack() as opened:
+        with httpx.Client(base_url=served.url, verify=NO_TLS) as other, ExitStack() as opened:
             assert other.get("/health").json() == {"status": "ok"}
             one = threading.Thread(target=answer)
             one.start()
@@ -398,7 +396,7 @@ def test_it_drains(library: Path, endless: None) -> None:
             assert found.startswith(b"HTTP/1.1 503") and b"draining" in found, "its body came too late"
             assert "notes_requests_running" in other.get("/metrics").text
         one.join()
-        assert len(words) >= 390
+        assert len(words) >= 290
 
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,9 +481,8 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
         there = served.at_context(lambda: context.n_free + context.n_leased)
         long = {"prompt": [5, 6, 7] * 150, "n": 3, "max_tokens": 2, "temperature": 1}
         found: list[int] = []
-        several = threading.Thread(
-            target=lambda: found.append(served.http.post("/v1/completions", json=long).status_code)
-        )
+        ask = lambda: found.append(served.http.post("/v1/completions", json=long).status_code)  # noqa: E731
+        several = threading.Thread(target=ask)
         several.start()
         wait(lambda: served.scheduler.load == 1)
         for number in range(6):

@@ -17,7 +17,7 @@ from notes_cli.runtime import prefix_store
 from notes_cli.serve import server
 from notes_cli.serve.scheduler import Limits
 
-from .conftest import Json, Served, compile_into, reply_text, started
+from .conftest import NO_TLS, Json, Served, compile_into, reply_text, started
 
 SKILLS = ("returns", "support", "delivery.txt", "skill.txt")
 NAMES = ("returns", "support", "delivery", "skill")
@@ -29,7 +29,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server over four skills with an f32 cache, whose sums do not round."""
     home = tmp_path_factory.mktemp("four")
     context = ContextOptions(n_threads=1, type_k="f32", type_v="f32")
-    with started(home, Limits(parallel=16, queue=64), context=context) as found:
+    with started(home, Limits(parallel=8, queue=64), context=context) as found:
         for name, source in zip(NAMES, SKILLS, strict=True):
             path = SAMPLES / source
             text = (path / "SKILL.md" if path.is_dir() else path).read_text()
@@ -39,26 +39,24 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def requests() -> list[Json]:
-    """Return 32 different requests: each of four questions, in two lengths, with each of four skills."""
-    texts = [f"{QUESTIONS[n % 4]}{' Really?' * (n // 16)}" for n in range(32)]
-    notes = [{"splice": [NAMES[n // 4 % 4]], "explain": True} for n in range(32)]
-    return [
-        {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "notes": how}
-        for text, how in zip(texts, notes, strict=True)
-    ]
+    """Return 16 different requests: each of four questions, in two lengths, with each of four skills."""
+    texts = [f"{QUESTIONS[n % 4]}{' Really?' * (n // 4 % 2)}" for n in range(16)]
+    notes = [{"splice": [NAMES[n // 4]], "explain": True} for n in range(16)]
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    return [{"messages": turn, "max_tokens": 16, "notes": how} for turn, how in zip(messages, notes, strict=True)]
 
 
 def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> list[httpx.Response]:
     async def all_of_them() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=NO_TLS) as client:
             return await asyncio.gather(*(client.post(path, json=one) for one in every))
 
     return asyncio.run(all_of_them())
 
 
 @pytest.mark.patches("speed")
-def test_32_at_once_answer_as_alone(exact: Served) -> None:
+def test_16_at_once_answer_as_alone(exact: Served) -> None:
     """No skill is decoded or spliced twice; cells are shared; only reusable prefixes remain."""
     every = requests()
     alone = []
@@ -70,8 +68,8 @@ def test_32_at_once_answer_as_alone(exact: Served) -> None:
     before = exact.at_context(lambda: exact.scheduler.workspace.context.used)
     assert before == 0
     replies = at_once(exact.url, every)
-    assert [one.status_code for one in replies] == [200] * 32
-    assert [reply_text(one.json()) for one in replies] == alone and len(set(alone)) > 8
+    assert [one.status_code for one in replies] == [200] * 16
+    assert [reply_text(one.json()) for one in replies] == alone and len(set(alone)) > 6
     lengths = {name: exact.http.get(f"/v1/notes/{name}").json()["tokens"] for name in NAMES}
     assert exact.scheduler.metrics.spliced == sum(lengths.values()), "each skill once for all"
     for one in replies:
@@ -107,17 +105,18 @@ def test_a_full_cache_queues(tmp_path: Path) -> None:
         replies = at_once(served.url, every)
         assert [reply_text(one.json()) for one in replies] == wanted
         assert served.chat([{"role": "user", "content": "x " * 600}], 400)["code"] == "context_length_exceeded"
-        flood = at_once(served.url, [{**one, "max_tokens": 64} for one in requests()])
+        flood = at_once(served.url, [{**one, "max_tokens": 64} for one in requests() * 2])
         states = sorted({one.status_code for one in flood} - {404})
         assert states == [200, 429]
         late = next(one for one in flood if one.status_code == 429)
         assert int(late.headers["retry-after"]) >= 1 and late.json()["error"]["code"] == "queue_full"
 
 
-def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
+def test_an_answer_longer_than_the_room(make_model: Callable[..., Path], tmp_path: Path) -> None:
     """Answers that together exceed the context all finish: some wait, and none is lost."""
     context = ContextOptions(n_ctx=384, n_threads=1, type_k="f32", type_v="f32")
-    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True) as served:
+    model = make_model("llama")
+    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, model=model) as served:
         every = [{"prompt": [5, 6, 7 + number], "max_tokens": 180} for number in range(3)]
         every[0]["max_tokens"] = 9999  # as many as there are cells for
         every = [{**one, "notes": {"cache_salt": str(number)}} for number, one in enumerate(every)]
@@ -146,9 +145,8 @@ TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, 
 
 def decisions_share_their_input(served: Served) -> None:
     options = [{"value": "accepted"}, {"value": "refused"}]
-    questions = [
-        {"type": "choice", "instructions": f"Is it {word}?", "choices": options} for word in ("late", "gold", "it")
-    ]
+    asked = ("Is it late?", "Is it gold?", "Is it it?")
+    questions = [{"type": "choice", "instructions": text, "choices": options} for text in asked]
     body = {"input": TEXT * 3, "questions": questions}
     alone = [served.http.post("/v1/decisions", json={**body, "questions": [one]}).json() for one in questions]
     served.at_context(served.scheduler.prefixes.close)

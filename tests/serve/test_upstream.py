@@ -25,7 +25,7 @@ from notes_cli.serve.skill_texts import Placer, SkillTexts
 from notes_cli.serve.upstream import Target, Upstream
 from notes_cli.text.skill import load_skill
 
-from .conftest import Json, Served
+from .conftest import NO_TLS, Json, Served
 
 RETURNS, SUPPORT = load_skill(SAMPLES / "returns"), load_skill(SAMPLES / "support")
 TODAY = RETURNS.text.replace(RETURNS.values["date"], "2027-02-03")
@@ -79,7 +79,8 @@ def in_front_of(url: str, home: Path, *texts: Path, **options: Any) -> Iterator[
         run.start()
         port = listening.getsockname()[1]
         try:
-            yield service, stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30))
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, verify=NO_TLS) as http:
+                yield service, http
         finally:
             service.end()
             run.join(30)
@@ -141,9 +142,8 @@ def test_skills_are_the_same_bytes_at_the_beginning(fake: Fake, http: httpx.Clie
     assert "notes" not in fake.seen[-1][2] and fake.seen[-1][2].get("model", "m") == "m"
     changed = {"splice": ["returns"], "errata": {"date": "2027-02-03"}, "fields": {"tier": "basic"}}
     ask(http, QUESTION, notes=changed)
-    assert contents(fake)[0] == RETURNS.text and contents(fake)[1].startswith(
-        f"{NOW}\n\nCorrection: the tier is now basic."
-    )
+    assert contents(fake)[0] == RETURNS.text
+    assert contents(fake)[1].startswith(f"{NOW}\n\nCorrection: the tier is now basic.")
     ask(http, QUESTION, notes={"splice": ["returns"], "errata": {"date": RETURNS.values["date"]}})
     assert contents(fake)[1] == QUESTION["content"]  # the text has this value
 
@@ -232,9 +232,8 @@ def test_skills_and_errata_of_the_options(fake: Fake, tmp_path: Path) -> None:
 def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
     service, http = front
     assert ask(http, QUESTION) == {"choices": [], "usage": USAGE}
-    notes = ask(http, QUESTION, notes={"splice": ["returns"], "errata": {"date": "2027-02-03"}, "explain": True})[
-        "notes"
-    ]
+    given = {"splice": ["returns"], "errata": {"date": "2027-02-03"}, "explain": True}
+    notes = ask(http, QUESTION, notes=given)["notes"]
     assert notes["pieces"] == [{"kind": "splice", "name": "returns", "how": "text"}, {"kind": "erratum", "text": NOW}]
     fake.answer = lambda request, body: reply(request, {"choices": [], "usage": {"prompt_tokens": 7}})
     ask(http, QUESTION)
@@ -284,7 +283,7 @@ def test_a_client_that_goes_ends_the_answer(fake: Fake, front: tuple[Upstream, h
     fake.answer = answer
     for streamed in (True, False):
         body = {"messages": [QUESTION], "stream": streamed}
-        with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(20, read=0.5)) as http:
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(20, read=0.5), verify=NO_TLS) as http:
             http.post(f"{front[1].base_url}/v1/chat/completions", json=body)
         assert begun.acquire(timeout=20) and closed.acquire(timeout=20)
     front[1].get("/health")
@@ -412,9 +411,8 @@ def test_keys_and_paths(fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture
             assert ask(http, QUESTION, status=400, notes=notes)["param"] == f"notes.{next(iter(notes))}"
         assert ask(http, QUESTION, status=404, notes={"splice": ["../x"]})["code"] == "skill_not_found"
         assert ask(http, QUESTION, status=404, model="m@retruns")["code"] == "model_not_found"
-        assert (
-            "date" in ask(http, QUESTION, status=400, notes={"splice": ["returns"], "errata": {"day": "1"}})["message"]
-        )
+        unknown = {"splice": ["returns"], "errata": {"day": "1"}}
+        assert "date" in ask(http, QUESTION, status=400, notes=unknown)["message"]
         assert len(fake.seen) == count
     out = "".join(capfd.readouterr())
     assert "its-key" not in out and "its-key" not in repr(Target.parse("http://a", "its-key"))
@@ -428,12 +426,10 @@ def test_the_other_servers_prefix_is_kept(served: Served, tmp_path: Path) -> Non
     with in_front_of(served.url, tmp_path, SAMPLES / "returns") as (_, http):
         shares = {}
         for url in (served.url, str(http.base_url)):
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=httpx.Client(verify=NO_TLS))
             for day in range(10, 13):
-                system = {
-                    "role": "system",
-                    "content": TODAY.replace("2027-02-03", f"2027-03-{day}") + "\n\nBe kind. " * 9,
-                }
+                text = TODAY.replace("2027-02-03", f"2027-03-{day}") + "\n\nBe kind. " * 9
+                system = {"role": "system", "content": text}
                 usage = client.chat.completions.create(model="tiny", messages=[system, QUESTION], max_tokens=1).usage  # type: ignore[list-item]
                 assert usage and usage.prompt_tokens_details
                 shares[url] = (usage.prompt_tokens_details.cached_tokens or 0) / usage.prompt_tokens
