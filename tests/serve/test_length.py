@@ -17,9 +17,9 @@ from notes_cli.serve.scheduler import Limits
 from .conftest import QUESTION, Json, Served, started
 from .test_robust import wait
 
-TRAINED, FIRST, TURN = 2048, 1024, 256  # tokens: the model's context, the server's first one, a turn's at first
+TRAINED, FIRST, TURN = 1024, 512, 128  # tokens: the model's context, the server's first one, a turn's at first
 WAYS: list[Json] = [{}, {"ask": True}, {"session": "s"}]
-PROMPT = 860  # tokens; with 300 more they exceed the first context
+PROMPT = 360  # tokens; with 300 more they exceed the first context
 WORDS = "x" * (PROMPT - 100)  # the tokenizer has no merges: one token each
 LONG = {"messages": [{"role": "user", "content": WORDS}]}
 
@@ -68,7 +68,7 @@ def test_a_chain_of_thought_in_a_context_that_grows(fresh: Served) -> None:
 @pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
     """Without a requested length: the model's context, however small the server's is at first."""
-    given = {"messages": [{"role": "user", "content": "x" * 1500}], "notes": notes}
+    given = {"messages": [{"role": "user", "content": "x" * 600}], "notes": notes}
     reasons, prompt, written = usage(fresh, "/v1/chat/completions", given)
     assert (reasons, prompt + written) == (["length"], TRAINED) and written > TURN
     assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
@@ -143,15 +143,14 @@ def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
     assert think(larger, 16, status=400)["code"] == "context_length_exceeded"
 
 
-def test_chains_of_thought_beside_others(larger: Served) -> None:
+def test_chains_of_thought_beside_others(library: Path) -> None:
     """Preempted ones have the cells for their ends after they are resumed, too."""
-    counts, together = (2, 1, 1), threading.Event()
-    larger.scheduler.call(together.wait)
-    with ThreadPoolExecutor() as pool:
-        asked = [pool.submit(think, larger, count, f"{at}? {QUESTION}") for at, count in enumerate(counts)]
-        wait(lambda: larger.scheduler.load == len(counts))
+    context, together = ContextOptions(n_ctx=CELLS * 3 // 2, n_threads=1), threading.Event()
+    with started(library, context=context, fixed_size=True) as served, ThreadPoolExecutor() as pool:
+        served.scheduler.call(together.wait)
+        asked = [pool.submit(think, served, 2, f"{number}? {QUESTION}") for number in range(2)]
+        wait(lambda: served.scheduler.load == 2)
         together.set()
-        found = [one.result() for one in asked]
-    assert [len(one["choices"]) for one in found] == [*counts]
-    assert {choice["finish_reason"] for one in found for choice in one["choices"]} == {"length"}
-    assert larger.scheduler.metrics.preempted
+        choices = [choice for one in asked for choice in one.result()["choices"]]
+        assert [choice["finish_reason"] for choice in choices] == ["length"] * 4
+        assert served.scheduler.metrics.preempted
