@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -19,7 +22,6 @@ from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime.prefix_cache import Reuse
-from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
 from notes_cli.serve.scheduler import DecodeThread, Limits
@@ -27,6 +29,7 @@ from notes_cli.serve.server import listen, serve
 
 SKILLS = ("returns", "support")
 QUESTION = "May I return this?"
+NO_TLS = False  # loading certificates takes longer than starting a server
 Json = dict[str, Any]
 
 
@@ -66,10 +69,21 @@ def pieces(reply: Json) -> list[tuple[str, str, int]]:
     return [(one["kind"], one["how"], one["tokens"]) for one in reply["notes"]["pieces"]]
 
 
-def compile_into(home: Path, *names: str) -> None:
+COMPILED = TemporaryDirectory(prefix="notes-serve-")
+
+
+@cache
+def compiled(name: str) -> Path:
+    """Compile a sample skill, once per run; returns its home."""
+    home = Path(COMPILED.name, name)
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
-        for name in names:
-            model.compile(str(SAMPLES / name))
+        model.compile(str(SAMPLES / name))
+    return home
+
+
+def compile_into(home: Path, *names: str) -> None:
+    for name in names:
+        shutil.copytree(compiled(name), home, dirs_exist_ok=True)
 
 
 @contextmanager
@@ -106,8 +120,10 @@ def started(
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         thread = threading.Thread(target=run, name="server")
         thread.start()
-        http = stack.enter_context(httpx.Client(base_url=url, timeout=60))
-        client = stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=60, verify=NO_TLS))
+        inner = httpx.Client(timeout=60, verify=NO_TLS)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=inner)
+        stack.enter_context(client)
         scheduler.ready.result(30)
         try:
             yield Served(service, scheduler, url, http, client, home)
@@ -138,15 +154,3 @@ def own(tmp_path: Path) -> Iterator[Served]:
     compile_into(tmp_path, "returns")
     with started(tmp_path) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def alone(library: Path) -> Iterator[Callable[..., str]]:
-    """Answers the same question in this process, without a server."""
-    options = ContextOptions(n_threads=1)
-    with Model(Workspace(config.shipped_model(), options, paths=Paths.under(library))) as model:
-
-        def ask(question: str, **how: Any) -> str:
-            return model.ask(Request(question, **how)).text
-
-        yield ask

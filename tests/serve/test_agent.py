@@ -56,75 +56,67 @@ def writes(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Writes:
     return lambda *texts: left.extend(texts)
 
 
-def model(served: Served) -> OpenAIChatModel:
-    return OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=f"{served.url}/v1", api_key="none"))
-
-
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-class ServerState:
+def agent(served: Served, **given: Any) -> tuple[Agent[None, Any], list[str]]:
     """An agent of Pydantic AI with a tool, and the arguments of the tool's calls."""
+    asked: list[str] = []
 
-    def __init__(self, served: Served, **given: Any) -> None:
-        self.asked: list[str] = []
+    def days_since(order: Literal["A-1", "A-2", "A-3"]) -> int:
+        """Return how many days ago an order was made."""
+        asked.append(order)
+        return 12
 
-        def days_since(order: Literal["A-1", "A-2", "A-3"]) -> int:
-            """Return how many days ago an order was made."""
-            self.asked.append(order)
-            return 12
-
-        settings: Any = {"max_tokens": 300, "seed": 3, **given.pop("settings", {})}
-        self.agent: Agent[None, Any] = Agent(
-            *(model(served),),
-            instructions="You work for Harbor Books.",
-            model_settings=settings,
-            **{"retries": 0, "tools": [days_since], **given},
-        )
+    model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=f"{served.url}/v1", api_key="none"))
+    settings: Any = {"max_tokens": 300, "seed": 3}
+    more: Any = {"retries": 0, "tools": [days_since], **given}
+    return Agent(model, instructions="You work for Harbor Books.", model_settings=settings, **more), asked
 
 
 def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> None:
     """A loop of requests reuses its prefix; the conversation continues, also with two calls at once."""
-    state = ServerState(qwen)
+    client, asked = agent(qwen)
     writes(call("days_since", order="A-1"), "It was 12 days ago.")
-    found = state.agent.run_sync("When was A-1 ordered?")
-    assert (found.output, state.asked) == ("It was 12 days ago.", ["A-1"])
+    found = client.run_sync("When was A-1 ordered?")
+    assert (found.output, asked) == ("It was 12 days ago.", ["A-1"])
     assert found.usage.requests == 2 and found.usage.tool_calls == 1
     assert found.usage.cache_read_tokens > 0.8 * found.usage.input_tokens / 2
     writes(call("days_since", order="A-2") + "\n" + call("days_since", order="A-3"), "Both of them then.")
-    again = state.agent.run_sync("And A-2 and A-3?", message_history=found.all_messages())
-    assert again.output == "Both of them then." and sorted(state.asked) == ["A-1", "A-2", "A-3"]
+    again = client.run_sync("And A-2 and A-3?", message_history=found.all_messages())
+    assert again.output == "Both of them then." and sorted(asked) == ["A-1", "A-2", "A-3"]
     assert again.usage.cache_read_tokens > 0.8 * again.usage.input_tokens
 
 
 @pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
 def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
     """By a JSON schema, with a tool and after its result, or by a required call; whole and streamed."""
-    state = ServerState(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
+    client, asked = agent(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
     if form is NativeOutput:
         writes(call("days_since", order="A-1"))
-    found = state.agent.run_sync("May I return A-1?")
-    assert isinstance(found.output, Verdict) and state.asked == ["A-1"][: form is NativeOutput]
+    found = client.run_sync("May I return A-1?")
+    assert isinstance(found.output, Verdict) and asked == ["A-1"][: form is NativeOutput]
 
     async def streamed() -> Verdict:
-        async with state.agent.run_stream("May I return it?", message_history=found.all_messages()) as run:
+        async with client.run_stream("May I return it?", message_history=found.all_messages()) as run:
             return await run.get_output()
 
     assert isinstance(asyncio.run(streamed()), Verdict)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("words", ["I think so.", call("fly"), "<tool_call> yes"])
-def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "stream"),
+    [("I think so.", False), ("I think so.", True), (call("fly"), True), ("<tool_call> yes", False)],
+)
+def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, words: str, stream: bool) -> None:
     """With tools, text or a call of an unknown tool is discarded, and not streamed."""
     tool = {"type": "function", "function": {"name": "days_since", "parameters": {"type": "object", "properties": {}}}}
     form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
     writes(words)
     asked: Any = {"messages": [{"role": "user", "content": "May I?"}], "max_tokens": 300, "logprobs": True}
-    reply: Any = qwen.client.chat.completions.create(
-        model="tiny", tools=[tool], response_format=form, stream=stream, **asked
-    )
+    create: Any = qwen.client.chat.completions.create
+    reply = create(model="tiny", tools=[tool], response_format=form, stream=stream, **asked)
     chunks = [chunk.choices[0] for chunk in reply] if stream else []
     text = "".join(chunk.delta.content or "" for chunk in chunks) if stream else reply.choices[0].message.content
     likely = [chunk.logprobs for chunk in chunks] if stream else [reply.choices[0].logprobs]
@@ -135,7 +127,7 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool
 # Requests of real clients, recorded by `python -m bench.agents --record`, each answered as its API has it.
 
 REQUESTS = sorted((Path(__file__).parent / "requests").glob("*.jsonl"))
-CLIENTS = 14
+assert len(REQUESTS) == 14
 ANSWER = {"/v1/chat/completions": "choices", "/v1/responses": "output", "/v1/messages": "content"}
 LAST = {  # of a stream
     "/v1/chat/completions": "data: [DONE]",
@@ -151,10 +143,6 @@ def local(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> It
     home, context = tmp_path_factory.mktemp("recorded"), ContextOptions(n_threads=1)
     with started(home, Limits(tokens=8), context=context, model=path, names=("local",)) as found:
         yield found
-
-
-def test_every_client_is_recorded() -> None:
-    assert len(REQUESTS) == CLIENTS
 
 
 @pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)

@@ -18,7 +18,6 @@ NOTES: Json = {"splice": ["returns"], "errata": {"date": "2026-07-01"}}
 OPTIONS = [{"value": "accepted"}, {"value": "refused"}]
 CHOICE: Json = {"type": "choice", "name": "return", "instructions": QUESTION, "choices": OPTIONS}
 INPUT = "A customer brings a book that was bought in May. "
-DATA = "data:image/png;base64,AA=="
 
 
 def decide(served: Served, questions: list[Json], text: Any = INPUT, **notes: Any) -> Decision:
@@ -49,31 +48,27 @@ def test_the_probabilities_are_those_of_choices(library: Path, monkeypatch: pyte
 def test_each_type_of_question(served: Served) -> None:
     """Answers are in the order of the questions, with the values and names of the client."""
     levels = [{"label": "slow"}, {"label": "fair", "description": "within a week"}, {"label": "fast"}]
-    found = decide(
-        served,
-        [
-            {**CHOICE, "choices": [{"value": True}, {"value": "perhaps"}]},
-            {"type": "predicate", "instructions": [{"type": "input_text", "text": "Is it late?"}]},
-            {"type": "score", "name": "speed", "instructions": "How fast is it?", "levels": levels},
-        ],
-    )
+    questions: list[Json] = [
+        {**CHOICE, "choices": [{"value": True}, {"value": "perhaps"}]},
+        {"type": "predicate", "instructions": [{"type": "input_text", "text": "Is it late?"}]},
+        {"type": "score", "name": "speed", "instructions": "How fast is it?", "levels": levels},
+    ]
+    found = decide(served, questions)
     choice, predicate, score = found.answers
     assert choice.type == "choice" and choice.name == "return" and choice.choice in (True, "perhaps")
     assert [one.value for one in choice.probabilities] == [True, "perhaps"]
     assert predicate.type == "predicate" and predicate.name is None and 0 < predicate.probability < 1
     assert score.type == "score" and [one.label for one in score.probabilities] == ["slow", "fair", "fast"]
     assert [one.value for one in score.probabilities] == [0, 1, 2]
-    first, second, third = probabilities(score)
+    first, second, third = likely = probabilities(score)
     assert first + second + third == pytest.approx(1) and score.score == pytest.approx(second + 2 * third)
-    assert score.confidence == _score_confidence(
-        [first, second, third], [first, second, third].index(max(first, second, third))
-    )
+    assert score.confidence == _score_confidence(likely, likely.index(max(likely)))
     assert found.model == "tiny" and found.usage.output_tokens == 0
 
 
 def test_several_questions_share_their_input(library: Path) -> None:
     questions = [{**CHOICE, "name": name, "instructions": f"{name}: {QUESTION}"} for name in ("a", "b", "c", "d")]
-    text = INPUT * 40
+    text = INPUT * 12
     with started(library) as served:
         alone = [decide(served, [question], text) for question in questions]
     with started(library) as served:
@@ -99,10 +94,8 @@ def test_the_input_has_a_system_message_and_json(served: Served) -> None:
         {"role": "user", "content": "Thanks."},
     ]
     [answer] = decide(served, [CHOICE], messages).answers
-    asked = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": f'{{"late": true}}\n\nThanks.\n\n{QUESTION}'},
-    ]
+    text = f'{{"late": true}}\n\nThanks.\n\n{QUESTION}'
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
     reply = served.chat(asked, notes={**NOTES, "ask": True, "choices": ["accepted", "refused"]})
     assert probabilities(answer) == pytest.approx([*reply["notes"]["probabilities"].values()], abs=0.01)
 
@@ -119,13 +112,9 @@ def test_the_system_one_api(served: Served) -> None:
     assert found["model"] == "tiny" and found["usage"]["output_tokens"] == 0
     answers = found["answers"]
     [same] = decide(served, [CHOICE]).answers
-    assert answers["return"]["probabilities"] == {
-        "accepted": pytest.approx(probabilities(same)[0], abs=0.01),
-        "refused": pytest.approx(probabilities(same)[1], abs=0.01),
-    }
-    assert answers["return"]["choice"] == max(
-        answers["return"]["probabilities"], key=answers["return"]["probabilities"].get
-    )
+    likely = answers["return"]["probabilities"]
+    assert [likely["accepted"], likely["refused"]] == pytest.approx(probabilities(same), abs=0.01)
+    assert answers["return"]["choice"] == max(likely, key=likely.get)
     assert [*answers["late"]] == ["type", "noul"] and 0 < answers["late"]["noul"] < 1
     assert answers["speed"]["legend"] == {"0": "slow", "1": {"days": 1}}
     assert answers["speed"]["score"] == answers["speed"]["probabilities"]["1"]
@@ -140,56 +129,3 @@ def test_confidences() -> None:
     assert _choice_confidence([0.25] * 4) == _score_confidence([1 / 3] * 3, 0) == 0
     assert _choice_confidence([0.5, 0.3, 0.2]) == pytest.approx(0.25)
     assert _score_confidence([0.7, 0.2, 0.1], 0) == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"input": None}, "input", "must be a string"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input[0].role", "must be user"),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type", "input_text"),
-        ({"questions": []}, "questions", "1 to 128 questions"),
-        ({"questions": [{"type": "box", "instructions": "x"}]}, "questions[0].type", "predicate, choice or score"),
-        ({"questions": [{**CHOICE, "choices": OPTIONS[:1]}]}, "questions[0].choices", "two or more"),
-        ({"questions": [{**CHOICE, "choices": None}]}, "questions[0]", "2 to 256 options"),
-        ({"questions": [{**CHOICE, "choices": [{"value": str(n)} for n in range(257)]}]}, "questions[0]", "2 to 256"),
-        ({"questions": [{"type": "score", "instructions": "x"}]}, "questions[0]", "2 to 256 options"),
-        ({"questions": [{**CHOICE, "choices": [OPTIONS[0]] * 2}]}, "questions[0]", "two or more different"),
-        (
-            {"questions": [{**CHOICE, "choices": [{"value": 1}, OPTIONS[0]]}]},
-            "questions[0].choices[0].value",
-            "boolean",
-        ),
-        ({"questions": [{**CHOICE, "instructions": ""}]}, "questions[0]", "no instructions"),
-        ({"questions": [{**CHOICE, "weight": 2}]}, "questions[0].weight", "Unknown parameter"),
-        ({"questions": [CHOICE] * 129}, "questions", "1 to 128 questions"),
-        ({"input": INPUT * 9000}, "input", "maximum context length"),
-        ({"stream": True}, "stream", "not streamed"),
-        ({"notes": {"session": "x"}}, "notes.session", "does not go with"),
-        ({"temperature": 1}, "temperature", "Unknown parameter"),
-    ],
-)
-def test_what_is_refused(served: Served, body: Json, param: str, words: str) -> None:
-    reply = served.http.post("/v1/decisions", json={"input": INPUT, "questions": [CHOICE], **body})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["param"]) == (400, param) and words in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"state": None}, "state"),
-        ({"state": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": DATA}}]}]}, "state"),
-        ({"questions": {}}, "questions"),
-        ({"questions": {"a": {"type": "noul", "instructions": "x", "criteria": {"yes": "y"}}}}, "questions.a.criteria"),
-        ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": ["y"]}}}, "questions.a.criteria"),
-        ({"questions": {"a": {"type": "choice", "criteria": {"y": None, "z": None}}}}, "questions.a"),
-        ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": ["y"]}}}, "questions.a"),
-        ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": []}}}, "questions.a"),
-        ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": {}}}}, "questions.a"),
-    ],
-)
-def test_what_the_system_one_api_refuses(served: Served, body: Json, param: str) -> None:
-    question = {"type": "noul", "instructions": "Is it late?"}
-    reply = served.http.post("/v1/systemone", json={"state": INPUT, "questions": {"a": question}, **body})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)

@@ -11,6 +11,7 @@ import pytest
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, now
+from notes_cli.serve import conversations
 from notes_cli.sessions import session
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, reply_text, started
@@ -62,10 +63,8 @@ def test_said_to_live_conversations_once(own: Served) -> None:
     live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
     assert second["usage"]["prompt_tokens"] - live < 60, "only what is new is decoded"
     third = turn(own, talk, ASK)
-    assert (
-        reply_text(third) == "refused"
-        and [one[:2] for one in pieces(third)].count(("erratum", "live")) == errata(third) == 1
-    )
+    assert reply_text(third) == "refused" and errata(third) == 1
+    assert [one[:2] for one in pieces(third)].count(("erratum", "live")) == 1
     assert errata(turn(own, other, {"role": "user", "content": "What is the season?"}, splice=["support"])) == 0
     new = own.chat([ASK], notes=NOTES)
     assert reply_text(new) == "refused" and errata(new) == 1
@@ -97,14 +96,14 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     live = sum(tokens for _, how, tokens in pieces(third) if how == "live")
     assert live >= second["usage"]["prompt_tokens"]
     assert reply_text(turn(own, talk, ASK, errata={"date": "2026-05-02"})) == "accepted"
-    assert reply_text(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", (
-        "given again after another value"
-    )
+    again = turn(own, talk, ASK, errata={"date": "2026-07-01"})
+    assert reply_text(again) == "refused", "given again after another value"
 
 
-def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
+def test_each_of_many_clients_keeps_its_own_correction(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with more clients of equal messages and answers than are remembered."""
-    dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]
+    monkeypatch.setattr(conversations, "ALIKE", 4)
+    dates = [f"2026-07-{day:02}" for day in range(1, 7)]
     for date in dates:
         assert reply_text(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
     talk = [ASK, {"role": "assistant", "content": "refused"}, {"role": "user", "content": f"{QUESTION} Think first."}]
@@ -113,8 +112,9 @@ def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
         assert reply_text(reply) == f"The date is {date}. So the return is refused."
 
 
-@pytest.mark.parametrize("everybody", [False, True])
-@pytest.mark.parametrize("first", ["named", "system", "question", "both"])
+@pytest.mark.parametrize(
+    ("first", "everybody"), [("named", False), ("system", True), ("question", False), ("both", True), ("named", True)]
+)
 def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str, everybody: bool) -> None:
     """With a document in each question, each copy is spliced, and errata follow the last one."""
     text = own.http.get("/v1/notes/returns").json()["text"]
@@ -141,9 +141,8 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
     """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
-    first = own.chat(
-        [{"role": "system", "content": text}, ASK], notes={"explain": True, "errata": {"date": "2026-07-01"}}
-    )
+    late = {"explain": True, "errata": {"date": "2026-07-01"}}
+    first = own.chat([{"role": "system", "content": text}, ASK], notes=late)
     second = own.chat([{"role": "system", "content": f"{text}\n\nBe kind."}, ASK], notes={"explain": True})
     live = [sum(tokens for _, how, tokens in pieces(one) if how == "live") for one in (first, second)]
     skill = sum(tokens for kind, _, tokens in pieces(first) if kind == "splice")
@@ -172,7 +171,7 @@ def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> 
 
 
 def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) -> None:
-    """An erratum without a field may be about any skill, so it is repeated."""
+    """An erratum without a field may be about any skill, so it is repeated. A short text with a field is found, too."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     notes = {"errata": ["The date is now 2026-07-01. This replaces the earlier date."]}
     talk: list[Json] = []
@@ -180,13 +179,10 @@ def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) ->
         talk.append(asked_with(text))
         assert reply_text(own.chat(talk, notes=notes)) == "refused"
         talk.append({"role": "assistant", "content": "refused"})
-
-
-def test_a_short_text_with_a_field_is_found(own: Served) -> None:
-    text = "# Fee\n\ntier: gold\n\nThe fee is due."
-    compiled(own, "fee", text)
+    fee = "# Fee\n\ntier: gold\n\nThe fee is due."
+    compiled(own, "fee", fee)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
-    assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
+    assert errata(own.chat([asked_with(fee, "What is the tier?")], notes={"explain": True})) == 1
 
 
 @pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])
@@ -214,9 +210,8 @@ def test_sessions_too(own: Served, capsys: pytest.CaptureFixture[str], monkeypat
     assert run(["ask", QUESTION, "--splice", "returns", "--session", "later"]) == 0
     assert capsys.readouterr().out.strip() == "refused"
     listed = own.http.get("/v1/notes/sessions").json()["sessions"]
-    assert {one["name"]: one["fields"]["date"] for one in listed} == dict.fromkeys(
-        ("later", "ours", "theirs"), LATE["value"]
-    )
+    late = {(name, "2026-07-01") for name in ("later", "ours", "theirs")}
+    assert {(one["name"], one["fields"]["date"]) for one in listed} == late
 
 
 def test_an_edited_text_is_told_in_the_log(
@@ -235,19 +230,10 @@ def test_an_edited_text_is_told_in_the_log(
         assert warnings == (1 if count > 1 else 0), plan
 
 
-@pytest.mark.parametrize(
-    ("status", "given"),
-    [
-        (400, {"field": "colour", "value": "red"}),
-        (400, {"field": "date"}),
-        (400, {"value": "x"}),
-        (400, {**LATE, "x": 1}),
-        (400, {**LATE, "value": "2026\0"}),
-        (400, {**LATE, "value": "a\x1b[31mb"}),
-    ],
-)
-def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
-    assert own.http.post("/v1/notes/errata", json=given).status_code == status
+def test_what_nobody_can_be_told(own: Served) -> None:
+    unknown: list[Json] = [{"field": "colour", "value": "red"}, {"field": "date"}, {"value": "x"}, {**LATE, "x": 1}]
+    for given in (*unknown, {**LATE, "value": "2026\0"}, {**LATE, "value": "a\x1b[31mb"}):
+        assert own.http.post("/v1/notes/errata", json=given).status_code == 400, given
     assert not (own.home / "library" / "errata.jsonl").exists()
 
 
@@ -319,17 +305,15 @@ def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
     assert plain["notes"]["counts"]["rewritten"] == 0
     own.http.post("/v1/notes/errata", json=LATE)
     everybody = own.chat([ASK], notes=NOTES)
-    assert (
-        reply_text(everybody) == "refused"
-        and everybody["notes"]["counts"]["total"] == first["notes"]["counts"]["total"]
-    )
+    counts = [one["notes"]["counts"]["total"] for one in (everybody, first)]
+    assert reply_text(everybody) == "refused" and counts[0] == counts[1]
 
 
-def test_exact_chats_are_corrected_by_errata_alone(own: Served) -> None:
+def test_exact_chats_are_corrected_by_errata_alone(served: Served) -> None:
     """An exact prompt has no K/V that was computed with the old value; other texts are decoded with the new one."""
-    exact = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "exact": True})
+    exact = served.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "exact": True})
     assert (reply_text(exact), errata(exact), exact["notes"]["counts"]["rewritten"]) == ("refused", 1, 0)
-    whole = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "recompute": True})
-    spliced = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "cache_salt": "other"})
+    whole = served.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "recompute": True})
+    spliced = served.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "cache_salt": "other"})
     assert reply_text(whole) == reply_text(spliced) == "refused"
     assert whole["notes"]["counts"]["total"] == spliced["notes"]["counts"]["total"]

@@ -16,6 +16,8 @@ from notes_cli.sessions.folder import Sessions
 
 from .conftest import QUESTION, Json, Served, compile_into, started
 
+GIVEN: Json = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"]}}
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -35,10 +37,7 @@ def own(path: Path) -> Iterator[Served]:
 
 def asked(served: Served, **more: object) -> tuple[dict[str, str], Json]:
     """Return the x-notes headers, and `notes` of the usage."""
-    messages = [{"role": "user", "content": QUESTION}]
-    reply = served.http.post(
-        "/v1/chat/completions", json={"messages": messages, "notes": {"splice": ["returns"]}, **more}
-    )
+    reply = served.http.post("/v1/chat/completions", json={**GIVEN, **more})
     assert reply.status_code == 200, reply.text
     found = {name: value for name, value in reply.headers.items() if name.startswith("x-notes-")}
     return found, reply.json()["usage"]["prompt_tokens_details"]["notes"]
@@ -60,14 +59,11 @@ def test_headers_and_usage(own: Served, path: Path) -> None:
 
 def test_the_last_chunk_of_a_stream_has_it(own: Served, path: Path) -> None:
     """With usage, if requested, as the headers are sent before."""
-    tokens = len(open_segment(path))
-    given = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"]}, "stream": True}
-    with own.http.stream(
-        "POST", "/v1/chat/completions", json={**given, "stream_options": {"include_usage": True}}
-    ) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
+    asked = {**GIVEN, "stream": True, "stream_options": {"include_usage": True}}
+    reply = own.http.post("/v1/chat/completions", json=asked)
+    *_, last = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert not [name for name in reply.headers if name.startswith("x-notes-")]
-    assert json.loads(lines[-1])["usage"]["prompt_tokens_details"]["notes"]["saved_ms"] == 1000 * tokens
+    assert json.loads(last)["usage"]["prompt_tokens_details"]["notes"]["saved_ms"] == 1000 * len(open_segment(path))
 
 
 def test_no_time_where_none_is_known(path: Path) -> None:

@@ -72,33 +72,28 @@ def test_several_images_and_a_conversation(seeing: Served) -> None:
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 36
 
 
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
+def test_bad_images_are_refused(seeing: Served) -> None:
+    whole, url = image(ONE), "data:image/png;base64,%%%"
+    for part, message in (
         (image(b"no image"), "is no image that can be read"),
         (image(ONE[:200]), "cut off or damaged"),
-        ({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}, "no image is fetched"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "no image is fetched"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%"}}, "is not base64"),
-        ({"type": "image_url", "image_url": "data:"}, "must be a JSON object"),
+        ({**whole, "image_url": {"url": "https://example.org/a.png"}}, "no image is fetched"),
+        ({**whole, "image_url": {"url": "file:///etc/passwd"}}, "no image is fetched"),
+        ({**whole, "image_url": {"url": url}}, "is not base64"),
+        ({**whole, "image_url": "data:"}, "must be a JSON object"),
         ({"type": "input_audio", "input_audio": {}}, "only text is supported"),
-    ],
-)
-def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: str) -> None:
-    error = seeing.chat(shown(part, "What?"), status=400)
-    assert message in error["message"]
-
-
-def test_a_text_is_no_image(seeing: Served) -> None:
-    found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
-    assert not any(one["name"] for one in found["notes"]["pieces"])
+    ):
+        assert message in seeing.chat(shown(part, "What?"), status=400)["message"]
 
 
 def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
-    three = image_bytes(48, 48, seed=3)
+    """Nor is a text an image."""
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
+    three = image_bytes(48, 48, seed=3)
     seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)
     assert sorted(path.name for path in (seeing.home / "library").iterdir()) == before
+    found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
+    assert not any(one["name"] for one in found["notes"]["pieces"])
 
 
 def test_explaining_compiles_nothing(seeing: Served, home: Path) -> None:
@@ -132,7 +127,7 @@ def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) 
     photo, *_ = [one for one in check.library_files(library.folder) if one.name == "photo"]
     before, library.max_size = library.max_size, 3 * photo.nbytes
     try:
-        for seed in range(10, 16):
+        for seed in range(10, 14):
             seeing.chat(shown(image(image_bytes(48, 48, seed=seed)), "What is the total?"), max_tokens=1)
             assert library.names()[-1] == "photo" and len(library.names()) <= 4
     finally:

@@ -36,10 +36,8 @@ class Talk:
     def skills(self, texts: dict[str, tuple[str, str]]) -> set[str]:
         """`texts`: two texts between which each skill changes."""
         said = [one["content"] for one in self.messages]
-        return {
-            *self.named,
-            *(name for name, both in texts.items() if any(text in one for text in both for one in said)),
-        }
+        sent = {name for name, both in texts.items() if any(text in one for text in both for one in said)}
+        return {*self.named} | sent
 
 
 def read(prompt: str) -> dict[str, dict[str, str]]:
@@ -69,17 +67,14 @@ def read_through(prompt: str) -> tuple[dict[str, dict[str, str]], set[str]]:
     return found, again
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("alike", [False, True])
 def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) -> None:
     """`alike`: several clients have the same messages, but other errata."""
     rng = random.Random(f"{seed} {alike}")
     returns: str = own.http.get("/v1/notes/returns").json()["text"]
-    loans = (
-        returns.replace("# Returns policy", "# Loans policy")
-        .replace("2026-05-01", "2026-05-09")
-        .replace("gold", "basic", 1)
-    )
+    loans = returns.replace("# Returns policy", "# Loans policy").replace("gold", "basic", 1)
+    loans = loans.replace("2026-05-01", "2026-05-09")
     assert own.http.post("/v1/notes/compile", json={"name": "loans", "text": loans}).status_code == 200
     texts = {"returns": returns, "loans": loans}
     both = {name: (text, text + "\n\nAsk at the state for more.") for name, text in texts.items()}

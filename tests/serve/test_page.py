@@ -112,18 +112,14 @@ def test_files_are_served(locked: Served) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_no_page(library: Path) -> None:
-    with started(library, options=Options(page=False)) as served:
-        assert [served.http.get(place).status_code for place in ("/", "/page/app.js")] == [404, 404]
-        assert served.http.get("/health").status_code == 200
-
-
-@pytest.mark.parametrize("options", [[], ["--no-page"]])
-def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_page(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bool] = []
-    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
-    assert run(["serve", "--port", "0", *options]) == 0
-    assert given == [not options]
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
+        assert [run(["serve", "--port", "0", *options]) for options in ([], ["--no-page"])] == [0, 0]
+    assert given == [True, False]
+    with started(library, options=Options(page=False)) as served:
+        assert [served.http.get(place).status_code for place in ("/", "/page/app.js", "/health")] == [404, 404, 200]
 
 
 def test_nothing_from_elsewhere() -> None:
@@ -144,29 +140,24 @@ def test_text_is_never_html() -> None:
         assert tag != "style" and (tag != "script" or "src" in attributes)
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts(path: Path) -> None:
-    """Each parses, begins with a comment, imports existing names, and uses all of them."""
-    script = path.read_text(encoding="utf-8")
-    assert not broken(script)
-    assert re.match(r"// [A-Z].*[.:?]\n", script)
-    for file, names in imports(script):
-        assert names <= exports((FOLDER / file).read_text(encoding="utf-8")), file
-        unused = [name for name in names if len(re.findall(rf"\b{name}\b", script)) < 2]
-        assert not unused, unused
+def test_scripts() -> None:
+    """Each parses, begins with a comment, imports existing names, and uses all of them; app.js reaches each."""
     known = {"fetch", "matchMedia", "requestAnimationFrame", "setTimeout", "clearTimeout", "Number", "String"}
     known |= {"encodeURIComponent", "cancelAnimationFrame"}
-    known |= {name for _, names in imports(script) for name in names} | exports(script)
-    assert called(script) <= known, "called, and nowhere declared"
-
-
-def test_every_script_is_reached() -> None:
     reached, waiting = set(), ["app.js"]
     while waiting:
-        one = waiting.pop()
-        reached.add(one)
-        waiting += [file for file, _ in imports((FOLDER / one).read_text(encoding="utf-8")) if file not in reached]
-    assert reached == {path.name for path in SCRIPTS}
+        path = FOLDER / waiting.pop()
+        reached.add(path)
+        script = path.read_text(encoding="utf-8")
+        assert not broken(script), path
+        assert re.match(r"// [A-Z].*[.:?]\n", script), path
+        names = {name for _, imported in imports(script) for name in imported}
+        for file, imported in imports(script):
+            assert imported <= exports((FOLDER / file).read_text(encoding="utf-8")), file
+            waiting += [file] if FOLDER / file not in reached else []
+        assert not [name for name in names if len(re.findall(rf"\b{name}\b", script)) < 2], "imported, and not used"
+        assert called(script) <= known | names | exports(script), "called, and nowhere declared"
+    assert reached == {*SCRIPTS}
 
 
 def test_places_are_there() -> None:

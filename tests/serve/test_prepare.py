@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import random
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
 
 from .conftest import QUESTION, Json, Served, started
-from .test_robust import wait
+from .test_robust import connected, wait
 
 ASK: Json = {"role": "user", "content": QUESTION}
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "string"}}}
@@ -66,23 +65,20 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
         assert waiting.result()["choices"]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
+def test_forms_that_are_taken_from_nobody_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("schema_grammar", "gbnf_grammar"):
+        monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
+    forms: list[Json] = [
         {"json_schema": SCHEMA},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
         {"grammar": 'root ::= "a"'},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-    ],
-    ids=["schema", "object", "format", "grammar", "call"],
-)
-def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("schema_grammar", "gbnf_grammar"):
-        monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
-    with pytest.raises(parsing.Refused) as caught:
-        parse_chat({"messages": [ASK], **form}, forms=False)
-    assert caught.value.status == 400 and caught.value.code == "no_forms"
+    ]
+    for form in forms:
+        with pytest.raises(parsing.Refused) as caught:
+            parse_chat({"messages": [ASK], **form}, forms=False)
+        assert caught.value.status == 400 and caught.value.code == "no_forms"
 
 
 def test_forms_are_off_at_every_endpoint(library: Path) -> None:
@@ -96,31 +92,32 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_forms")
 
 
-@pytest.mark.parametrize(
-    ("path", "given", "says"),
-    [
-        ("/v1/chat/completions", {"messages": [USER, ANSWER] * 2100 + [USER]}, "4,201 messages"),
-        ("/v1/chat/completions", {"messages": [USER] * 5000}, "5,000 messages"),
-        ("/v1/chat/completions", {"messages": [{**ASK, "content": "the return " * 9000}]}, "a text of 81,000"),
-        ("/v1/notes/explain", {"messages": [USER] * 5000}, "5,000 messages"),
-        ("/v1/chat/completions", {"messages": [ASK], "tools": TOOLS}, "5,000 tools"),
-        ("/v1/chat/completions", {"messages": [USER] * 5000, "notes": {"session": "big"}}, "5,000 messages"),
-        ("/v1/completions", {"prompt": "the return " * 9000}, "a text of 81,000 characters"),
-        ("/v1/completions", {"prompt": ["a", "the return " * 9000]}, "a text of 81,000 characters"),
-        ("/tokenize", {"content": "the return " * 9000}, "a text of 81,000 characters"),
-        ("/v1/notes/compile", {"name": "big", "text": "the return " * 9000}, "a text of 81,000 characters"),
-    ],
-)
-def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str) -> None:
+def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with the limit, and not tokenised."""
-    longest = served.scheduler.state.longest_token
-    assert longest == 13
-    monkeypatch.setattr(Model, "tokenize", lambda *_, **__: pytest.fail("it was tokenised"))
-    reply = served.http.post(path, json=given)
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded"), error
-    assert says in error["message"] and "maximum context length is 4096 tokens" in error["message"]
-    assert error["param"] == {"/tokenize": "content", "/v1/completions": "prompt"}.get(path, error["param"])
+    assert served.scheduler.state.longest_token == 13
+    chat, raw, text = "/v1/chat/completions", "/v1/completions", "the return " * 9000
+    many, long = "5,000 messages", "a text of 81,000 characters"
+    never: list[tuple[str, Json, str]] = [
+        (chat, {"messages": [USER, ANSWER] * 2100 + [USER]}, "4,201 messages"),
+        (chat, {"messages": [{**ASK, "content": text}]}, long),
+        (chat, {"messages": [ASK], "tools": TOOLS}, "5,000 tools"),
+        (chat, {"messages": [USER] * 5000, "notes": {"session": "big"}}, many),
+        ("/v1/notes/explain", {"messages": [USER] * 5000}, many),
+        (raw, {"prompt": text}, long),
+        ("/tokenize", {"content": text}, long),
+        ("/v1/notes/compile", {"name": "big", "text": text}, long),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "tokenize", lambda *_, **__: pytest.fail("it was tokenised"))
+        for path, given, says in never:
+            reply = served.http.post(path, json=given)
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (400, "context_length_exceeded"), error
+            assert says in error["message"] and "maximum context length is 4096 tokens" in error["message"]
+            assert error["param"] == {"/tokenize": "content", raw: "prompt"}.get(path, error["param"])
+    error = served.http.post(raw, json={"prompt": ["a", text]}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt") and long in error["message"]
+    wait(lambda: served.scheduler.load == 0)
 
 
 def test_what_may_fit_is_let_through(served: Served) -> None:
@@ -161,12 +158,12 @@ def test_parts_of_a_message() -> None:
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
 
 
-@pytest.mark.parametrize("role", ["system", "developer"])
-def test_each_message_is_in_its_place(served: Served, role: str) -> None:
+def test_each_message_is_in_its_place(served: Served) -> None:
     """The prompt is the rendered template; global errata go before the last question, or the message that ends it."""
-    late = {"role": role, "content": "Answer in one word."}
+    late = {"role": "system", "content": "Answer in one word."}
     for talk, question in (
         ([ANSWER, ASK], 1),
+        ([{**late, "role": "developer"}, ASK], 1),
         ([ASK, late], 0),
         ([ASK, ANSWER, late, ASK], 3),
         ([ASK, ANSWER, ANSWER, ASK], 3),
@@ -186,9 +183,8 @@ def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch
     """And collection is enabled again afterwards, also for invalid JSON."""
     seen: list[bool] = []
     loads = refusals.json.loads
-    monkeypatch.setattr(
-        refusals.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
-    )
+    seeing = lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)  # noqa: E731
+    monkeypatch.setattr(refusals.json, "loads", seeing)
     assert read_json(b"[[], {}]") == [[], {}]
     with pytest.raises(parsing.Refused, match="the body is not JSON"):
         read_json(b"[")
@@ -294,9 +290,8 @@ def test_a_client_that_leaves_during_preparation(library: Path, monkeypatch: pyt
     with started(library) as served:
         session = {**SKILL, "session": "left"}
         body = json.dumps({"messages": [ASK], "notes": session}).encode()
-        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        with connected(served, len(body)) as client:
+            client.sendall(body)
             assert gate.reached.wait(60)
         steps = served.scheduler.metrics.steps
         assert served.scheduler.load == 1
@@ -320,6 +315,19 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
         yield found
 
 
+@contextmanager
+def ends(one: DecodeThread, gate: Gate) -> Iterator[None]:
+    """End the scheduler; it waits for the preparation, which goes on after the block."""
+    closing = threading.Thread(target=one.close)
+    closing.start()
+    wait(lambda: one._closing, 60)
+    assert closing.is_alive()
+    yield
+    gate.goes_on.set()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The model stays open during preparation; those requests and waiting ones are refused."""
     slow_template(monkeypatch, gate)
@@ -329,13 +337,8 @@ def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyP
         for _ in range(scheduler.PREPARING + 2):
             one.submit(asked, received.append)
         wait(lambda: len(gate.threads) == scheduler.PREPARING, 60)
-        closing = threading.Thread(target=one.close)
-        closing.start()
-        wait(lambda: one._closing, 60)
-        assert closing.is_alive() and one.workspace.model.handle
-        gate.goes_on.set()
-        closing.join(60)
-        assert not closing.is_alive()
+        with ends(one, gate):
+            assert one.workspace.model.handle
         assert len(received) == scheduler.PREPARING + 2 and one.load == 0
         assert all(isinstance(error, Refused) and error.status == 503 for error in received)
         for late in (lambda: one.submit(asked, received.append), lambda: one.compute(lambda: 5)):
@@ -355,14 +358,10 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 
         waiting = one.prepare(stopping)
         assert gate.reached.wait(60)
-        closing = threading.Thread(target=one.close)
-        closing.start()
-        wait(lambda: one._closing, 60)
-        gate.goes_on.set()
+        with ends(one, gate):
+            pass
         with pytest.raises(Refused, match="ended"):
             waiting.result(60)
-        closing.join(60)
-        assert not closing.is_alive()
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -15,16 +15,14 @@ from notes_cli.text.messages import ToolCall
 from .conftest import QUESTION, Json, Served, reply_text
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
-TYPE = {"content-type": "application/json"}
 NAMED = {"type": "function", "name": "look"}
 LATE = {"notes": {"splice": ["returns"], "errata": {"date": "2026-07-01"}, "explain": True}}
 
 
 def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
     """With skills and corrections; instructions are the system message."""
-    chat = served.chat(
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}], notes=LATE["notes"]
-    )
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    chat = served.chat(asked, notes=LATE["notes"])
     response = served.client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.", extra_body=LATE)
     assert response.output_text == reply_text(chat) and response.status == "completed"
     assert response.usage and response.usage.input_tokens == chat["usage"]["prompt_tokens"]
@@ -32,27 +30,16 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
     assert (response.model_extra or {})["notes"]["counts"]["total"] == chat["notes"]["counts"]["total"]
 
 
-@pytest.mark.parametrize("question", [QUESTION, f"{QUESTION} Think first."])
-def test_a_stream_comes_to_the_same(served: Served, question: str) -> None:
+def test_a_stream_comes_to_the_same(served: Served) -> None:
     """Its events are numbered, each delta is between the begin and the end of its part, and the last has it all."""
-    extra = {"notes": {"splice": ["returns"]}}
+    question, extra = f"{QUESTION} Think first.", {"notes": {"splice": ["returns"]}}
     whole = served.client.responses.create(model="tiny", input=question, extra_body=extra)
     events = list(served.client.responses.create(model="tiny", input=question, stream=True, extra_body=extra))
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    kinds = [event.type for event in events]
-    assert kinds[:4] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-        "response.content_part.added",
-    ]
-    assert kinds[-4:] == [
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     last = events[-1]
     assert last.type == "response.completed" and last.response.output_text == text == whole.output_text
@@ -60,38 +47,24 @@ def test_a_stream_comes_to_the_same(served: Served, question: str) -> None:
 
 def test_a_call_and_its_result(served: Served) -> None:
     """A forced call is an item of the output; its result continues the response by its id, or by all items."""
-    response = served.client.responses.create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED)  # type: ignore[call-overload]
+    create: Any = served.client.responses.create
+    response = create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED)
     [call] = response.output
     assert (call.type, call.name, call.status) == ("function_call", "look", "completed")
     assert isinstance(json.loads(call.arguments), dict) and response.usage
     most = response.usage.output_tokens - 2
-    [cut] = served.client.responses.create(  # type: ignore[call-overload]
-        model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, max_output_tokens=most
-    ).output
+    [cut] = create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, max_output_tokens=most).output
     assert (cut.type, cut.status) == ("function_call", "incomplete") and cut.arguments.startswith('{"x"')
     result: Json = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
     items: list[Any] = [{"role": "user", "content": "Look."}, call.model_dump(), result]
-    by_items = served.client.responses.create(model="tiny", input=items, tools=[TOOL])  # type: ignore[list-item]
-    by_id = served.client.responses.create(
-        model="tiny",
-        input=[result],  # type: ignore[list-item]
-        tools=[TOOL],  # type: ignore[list-item]
-        previous_response_id=response.id,
-    )
+    by_items = create(model="tiny", input=items, tools=[TOOL])
+    by_id = create(model="tiny", input=[result], tools=[TOOL], previous_response_id=response.id)
+    events = [*create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, stream=True)]
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    calls = events[-1].response.output
+    assert [(one.name, one.arguments) for one in done] == [(item.name, item.arguments) for item in calls]
     assert by_id.output_text == by_items.output_text
     assert by_id.usage and by_items.usage and by_id.usage.input_tokens == by_items.usage.input_tokens
-
-
-def test_a_streamed_call(served: Served) -> None:
-    """Its arguments come in an event, and its item is complete at the end."""
-    events = list(
-        served.client.responses.create(  # type: ignore[call-overload]
-            model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, stream=True
-        )
-    )
-    done = [event for event in events if event.type == "response.function_call_arguments.done"]
-    last = events[-1]
-    assert [(one.name, one.arguments) for one in done] == [(item.name, item.arguments) for item in last.response.output]
 
 
 def test_only_the_item_that_was_cut_is_incomplete() -> None:
@@ -107,9 +80,8 @@ def test_only_the_item_that_was_cut_is_incomplete() -> None:
 def test_a_tool_of_free_text(served: Served) -> None:
     """A custom tool is a function with one argument for the model, and a custom call for the client."""
     tool = {"type": "custom", "name": "patch", "format": {"type": "grammar", "definition": "start: X"}}
-    response = served.http.post(
-        "/v1/responses", json={"input": "Patch.", "tools": [tool], "tool_choice": {"type": "custom", "name": "patch"}}
-    ).json()
+    body = {"input": "Patch.", "tools": [tool], "tool_choice": {"type": "custom", "name": "patch"}}
+    response = served.http.post("/v1/responses", json=body).json()
     [call] = response["output"]
     assert call["type"] == "custom_tool_call" and isinstance(call["input"], str)
     items = [{"role": "user", "content": "Patch."}, call]
@@ -132,11 +104,8 @@ def test_allowed_tools(served: Served) -> None:
     body: Json = {"input": "Look.", "tools": [TOOL, {**TOOL, "name": "listen"}]}
     every = served.http.post("/v1/responses", json={**body, "max_output_tokens": 1}).json()["usage"]
     for names, mode in ((["listen"], "required"), (["look"], "required"), (["look"], "auto")):
-        choice = {
-            "type": "allowed_tools",
-            "mode": mode,
-            "tools": [{"type": "function", "name": name} for name in names],
-        }
+        tools = [{"type": "function", "name": name} for name in names]
+        choice = {"type": "allowed_tools", "mode": mode, "tools": tools}
         found = served.http.post("/v1/responses", json={**body, "tool_choice": choice}).json()
         assert found["usage"]["input_tokens"] == every["input_tokens"] and found["tool_choice"] == choice
         calls = [item["name"] for item in found["output"] if item["type"] == "function_call"]
@@ -154,35 +123,6 @@ def test_a_form_of_the_answer(served: Served) -> None:
     assert json.loads(response.output_text) == {"a": 7}
     cut = served.client.responses.create(model="tiny", input="Seven?", text=form, max_output_tokens=2)  # type: ignore[call-overload]
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
-
-
-@pytest.mark.parametrize(
-    ("status", "param", "body"),
-    [
-        (400, "input", {}),
-        (400, "input[0].role", {"input": [{"content": "x"}]}),
-        (400, "input[0].type", {"input": [{"type": "computer_call"}]}),
-        (400, "input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
-        (400, "n", {"input": "x", "n": 2}),
-        (400, "inputs", {"input": "x", "inputs": 2}),
-        (400, "background", {"input": "x", "background": True}),
-        (400, "tools", {"input": "x", "tools": "all"}),
-        (400, "max_output_tokens", {"input": "x", "max_output_tokens": 0}),
-        (400, "metadata.a[1]", {"input": "x", "metadata": {"a": [1, 1e999]}}),
-        (400, "input", {"input": [{"type": "reasoning"}]}),
-        (400, "input", {"input": "May I return this? " * 20_000}),
-        (400, "input[1].role", {"input": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}),
-        (400, "instructions", {"input": "x", "instructions": 5}),
-        (400, "text.format", {"input": "x", "text": {"format": []}}),
-        (400, "text.format.schema", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}),
-        (400, "reasoning.effort", {"input": "x", "reasoning": {"effort": "most"}}),
-        (400, "tool_choice.name", {"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": 5}}),
-        (404, "previous_response_id", {"input": "x", "previous_response_id": "resp_none"}),
-    ],
-)
-def test_errors_name_the_parameter(served: Served, status: int, param: str, body: Json) -> None:
-    reply = served.http.post("/v1/responses", content=json.dumps(body).replace("Infinity", "1e999"), headers=TYPE)
-    assert reply.status_code == status and reply.json()["error"]["param"] == param, reply.text
 
 
 def test_errors_count_items(served: Served) -> None:

