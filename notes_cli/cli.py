@@ -123,7 +123,6 @@ def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> No
 
 
 def _native_version() -> str:
-    """Return the version of the native library; "" if it cannot be loaded, which `notes doctor` explains."""
     try:
         from notes_cli.engine import devices
 
@@ -169,8 +168,7 @@ def cli(ctx: click.Context) -> None:
         defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
     defaults |= _project_defaults(command, name, arguments)
     ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
-    if defaults.get("json_"):
-        output.want_json()
+    output.run.json = output.run.json or bool(defaults.get("json_"))
 
 
 def _project_defaults(command: click.Command, name: str, arguments: Collection[str]) -> dict[str, Any]:
@@ -204,17 +202,13 @@ def _check_settings(settings: dict[str, Any], running: str) -> None:
 
 
 def _is_known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
-    return any(_as_flag(key) in keys_of(command_named(name)) for name in (running, *others))
-
-
-def _as_flag(key: object) -> str:
-    return str(key).replace("_", "-")
+    return any(str(key).replace("_", "-") in keys_of(command_named(name)) for name in (running, *others))
 
 
 def _unknown_setting(key: object, known: Collection[str], where: str) -> NotesError:
     import difflib
 
-    near = difflib.get_close_matches(_as_flag(key), known, n=1)
+    near = difflib.get_close_matches(str(key).replace("_", "-"), known, n=1)
     hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
     return NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
 
@@ -304,7 +298,7 @@ def _command_path(arguments: list[str]) -> str:
 def _failed(error: Exception, arguments: list[str]) -> int:
     """Print an error in one line (what, which value, what to do) and return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        output.page(error.format_message())
+        output.log(error.format_message() + "\n")
         return USAGE
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else _command_path(arguments)

@@ -32,7 +32,6 @@ def obeyed(text: str) -> set[str]:
     "show",
     [
         output.say,
-        output.page,
         output.log,
         output.aside,
         output.result,
@@ -142,7 +141,7 @@ def test_variables_of_colour(
         monkeypatch.setenv(name, value)
     assert output._coloured(on_terminal) == coloured
     for when in ("always", "never"):
-        monkeypatch.setattr(output._run, "colour", when)
+        monkeypatch.setattr(output.run, "colour", when)
         assert output._coloured(on_terminal) == (when == "always")
 
 

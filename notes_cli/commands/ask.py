@@ -301,7 +301,6 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
 
 
 def _times(document: Mapping[str, Any]) -> str:
-    """Return the line of --verbose: tokens, times and speed."""
     tokens, ms = document["tokens"], document["ms"]
     line = f"{tokens['total']} tokens, {tokens['spliced']} of them spliced, in {ms['prompt']:.0f} ms"
     line += f"; the first of the answer after {ms['first_token']:.0f} ms"
@@ -479,7 +478,6 @@ def _refuse_constant(text: str) -> None:
 
 
 def keys_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the keys that a line may have, for these options of a request."""
     return ("question", "id", *(name for name in names if name not in _NO_KEYS))
 
 

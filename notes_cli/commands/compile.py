@@ -42,7 +42,6 @@ MOST_BLOCKS = 64
 
 
 def number_of_blocks(value: Any) -> Any:
-    """Convert a number of blocks, or `headings`."""
     if value == "headings":
         return value
     number = int(value) if str(value).isdecimal() else 0
@@ -260,7 +259,6 @@ class _Failures:
 
     @contextmanager
     def of(self, word: str) -> Iterator[None]:
-        """Print and record an error of a source in the block."""
         try:
             yield
         except NotesError as error:

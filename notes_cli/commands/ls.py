@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Row:
-    """A file of the library and the facts for the table."""
-
     entry: SegmentFile
     kept: LibraryFile | None
     stale: Sequence[Reason]
@@ -271,7 +269,6 @@ def _cell(row: _Row, name: str) -> str:
 
 
 def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """Return reasons why files are out of date, with names; in a pipe, unreadable files have theirs in the table."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         for reason in row.stale if row.entry.info or output.terminal() else ():

@@ -169,8 +169,7 @@ def _print_files(files: Sequence[LibraryFile]) -> None:
 
 
 def _count_files(files: Sequence[LibraryFile]) -> str:
-    size = output.human_size(sum(file.nbytes for file in files))
-    return f"{counted(len(files), 'file')}, {size}"
+    return f"{counted(len(files), 'file')}, {output.human_size(sum(file.nbytes for file in files))}"
 
 
 @dataclass(slots=True)
@@ -386,7 +385,6 @@ def import_command(
 
 
 def _groups(source: Path) -> list[list[Path]]:
-    """Return the segment files under a path, grouped by skill."""
     from notes_cli.library.store import shared_segments
 
     if not source.exists():
@@ -405,8 +403,8 @@ def _best_match(group: list[Path], identity: Identity) -> Path:
 
     if len(group) == 1:
         return group[0]
-    matching = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
-    return matching[0] if matching else max(group, key=lambda path: peek(path).created)
+    matching = (path for path in group if path.name.endswith(f".{identity.key}.gguf"))
+    return next(matching, None) or max(group, key=lambda path: peek(path).created)
 
 
 def _summary(imported: Imported, trust: bool) -> str:

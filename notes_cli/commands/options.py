@@ -98,8 +98,6 @@ class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
 
 class ModelName(_Completed):
-    """A model by file or name."""
-
     name, or_file = "model", True
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
@@ -140,8 +138,6 @@ class SkillSource(SkillName):
 
 
 class SessionName(_Completed):
-    """A session by name."""
-
     name = "name"
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
@@ -183,7 +179,6 @@ class FieldValue(_Completed):
 
 
 def server_name(value: Any) -> str:
-    """Convert a server to ask: auto, off, or an address."""
     word = str(value).strip().rstrip("/")
     if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080")
@@ -191,7 +186,6 @@ def server_name(value: Any) -> str:
 
 
 def rpc_servers(value: Any) -> tuple[str, ...]:
-    """Convert addresses of RPC servers, separated by commas."""
     from notes_cli.engine import devices
 
     if isinstance(value, tuple):
@@ -468,7 +462,6 @@ def own_sessions() -> Sessions:
 
 @contextmanager
 def open_model(**given: Any) -> Iterator[Model]:
-    """Open the workspace of the model options as a Model of the Python API."""
     from notes_cli.api import Model
 
     with open_workspace(**given) as workspace, Model(workspace) as model:

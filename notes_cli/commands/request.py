@@ -129,7 +129,6 @@ def read_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inline_or_file(value: str, sign: str) -> str:
-    """Return the value if it contains `sign`, else the text of the file that it names."""
     return value if sign in value else read_text(Path(value))
 
 
@@ -243,7 +242,6 @@ class AnswerPrinter:
         )
 
     def reasoning(self, text: str) -> None:
-        """Print a part of the reasoning."""
         if self._streams:
             self._reasoning.write(text)
 

@@ -97,7 +97,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Convert errors of writing a file to NotesError."""
     try:
         yield
     except OSError as error:
@@ -330,7 +329,9 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
       notes completion --install
       source <(notes completion bash)        in this shell alone
     """
-    shell = shell or _current_shell()
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {shell or 'nothing'!r}")
     if not install:
         output.data(source(shell), end="")
         return
@@ -341,17 +342,14 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
     output.data(str(path))
     message = f"shells that you start from now on complete notes; this one after: source {path}"
     if startup is not None:
-        _append(startup, line(path))
+        with _writing(startup):
+            content = startup.read_bytes() if startup.exists() else b""
+            if MARK.encode() not in content:  # once
+                with startup.open("ab") as file:
+                    file.write((b"\n" if content and not content.endswith(b"\n") else b"") + line(path).encode())
         message += f". To undo it remove the line in {startup} that ends with {MARK!r}"
     if not quiet:
         output.say(message)
-
-
-def _current_shell() -> str:
-    name = Path(os.environ.get("SHELL", "")).name
-    if name not in SHELLS:
-        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {name or 'nothing'!r}")
-    return name
 
 
 def source(shell: str) -> str:
@@ -383,15 +381,6 @@ def line(path: Path) -> str:
 
     begin = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; " if path.suffix == ".zsh" else ""
     return f"[ ! -r {quote(str(path))} ] || {{ {begin}source {quote(str(path))}; }} {MARK}\n"
-
-
-def _append(path: Path, text: str) -> None:
-    """Append a line to a user's file, once."""
-    with _writing(path):
-        content = path.read_bytes() if path.exists() else b""
-        if MARK.encode() not in content:
-            with path.open("ab") as file:
-                file.write((b"\n" if content and not content.endswith(b"\n") else b"") + text.encode())
 
 
 class BashLine(BashComplete):

@@ -62,14 +62,15 @@ def _not_empty(kind: click.ParamType[Any]) -> click.ParamType[Any]:
 
 
 def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value is not None and parameter.name:
-        source = ctx.get_parameter_source(parameter.name)
-        output.colour(value, setting=source is click.core.ParameterSource.DEFAULT_MAP)
+    """Set when to use colour. Environment variables override a setting of config.yaml."""
+    setting = ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.DEFAULT_MAP
+    variables = any(os.environ.get(name) for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"))
+    if value is not None and not (setting and variables):
+        output.run.colour = value
 
 
 def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        output.set_quiet()
+    output.run.quiet = output.run.quiet or value
 
 
 _color_option = click.option(

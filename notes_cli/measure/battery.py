@@ -245,7 +245,6 @@ def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[
 
 
 def count_of(right: Right) -> str:
-    """Format the number of correct cases with its interval."""
     return format_count(sum(right), len(right))
 
 

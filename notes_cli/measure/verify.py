@@ -42,7 +42,6 @@ def divergence(found: NDArray[np.float32], reference: NDArray[np.float32]) -> fl
 
 
 def same_top(found: NDArray[np.float32], reference: NDArray[np.float32]) -> bool:
-    """Return True if both have the same most likely token."""
     return int(found.argmax()) == int(reference.argmax())
 
 
@@ -138,12 +137,11 @@ def noise_of(workspace: Workspace, reference: Answered) -> float:
         sequence.append(reference.prompt[cut:])
         first = sequence.logits()
         again = [first, *(sequence.lookahead(reference.tokens) if reference.tokens else ())]
-    return max(_gap_change(before, after) for before, after in zip(reference.logits, again, strict=True))
-
-
-def _gap_change(logits: NDArray[np.float32], again: NDArray[np.float32]) -> float:
-    best, second = np.argsort(logits)[-1:-3:-1]
-    return abs(float((logits[best] - logits[second]) - (again[best] - again[second])))
+    changes = []
+    for before, after in zip(reference.logits, again, strict=True):
+        best, second = np.argsort(before)[-1:-3:-1]
+        changes.append(abs(float((before[best] - before[second]) - (after[best] - after[second]))))
+    return max(changes)
 
 
 ONE_PREFILL = "recompute"  # of all skills: the repair that always works
@@ -235,8 +233,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a verification."""
-
     cases: tuple[Case, ...]
     composition: Composed | None = None  # with several skills
     system: str = ""  # system text before the skills
@@ -330,7 +326,6 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
-    """Return a question for the value of each field."""
     known = known_fields(*segments)
     fields = [reference for key in known for reference in known.find(key)]
     names = [
@@ -367,6 +362,9 @@ def _measure(
 
     expected, reference_answer = recomputed(workspace, prompt, choices, progress)
     corrected = _corrected(workspace, prompt, choices, progress)
+    expected_text, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
+    values = [value.strip() for _, value in prompt.values]
+    missing = tuple(value for value in values if value.casefold() in expected_text and value.casefold() not in text)
     return Case(
         question=prompt.question,
         errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(each.text for each in prompt.errata)),
@@ -380,15 +378,8 @@ def _measure(
         spliced=count,
         moved=bool(moved),
         parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
-        missing=None if choices else _missing(prompt, answer, corrected),
+        missing=None if choices else missing,
     )
-
-
-def _missing(prompt: Prompt, answer: Answered, corrected: Answered | None) -> tuple[str, ...]:
-    """Return the new values in the corrected text's answer that are not in this one."""
-    values = [value.strip() for _, value in prompt.values]
-    texts = (corrected.text.casefold() if corrected else "", answer.text.casefold())
-    return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
 
 def _corrected(

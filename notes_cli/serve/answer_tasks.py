@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from notes_cli import output
-from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
@@ -101,7 +101,12 @@ class AnswerTasks:
     def explain(self, prepared: PreparedRequest | PreparedQuestion) -> dict[str, object]:
         """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
         if isinstance(prepared, PreparedQuestion):
-            return self._explain_question(prepared)
+            question = prepared.question
+            with self._workspace.sequence(dry=True) as sequence:
+                how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
+                run(assemble_task(self._workspace, question.prompt, question.parts, **how))
+                plan = Plan.of(question.draft, sequence)
+                return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
         layout = prepared.layout
         salt = prepared.request.notes.cache_salt
         cached, length, _ = self._prefixes.find(layout, salt)
@@ -174,8 +179,9 @@ class AnswerTasks:
             yield from self._prefill(layout, sequence, work.runs)
             yield from sequence.next_logits()
             counts = replace(Counts.of(sequence), shared=work.live)
-            gain = saved_seconds(sequence.pieces, layout.prompt.segments)
-            self._emit_prefill_done(job, counts, work.live, sequence.pieces, prepared.notices, gain)
+            pieces, gain = tuple(sequence.pieces), saved_seconds(sequence.pieces, layout.prompt.segments)
+            seconds = time.perf_counter() - job.arrived
+            self._emit_prefill_done(job, work.live, PrefillDone(counts, pieces, seconds, prepared.notices, gain))
             forks = [sequence.share() for _ in range(work.answers - 1)]
             reservation = work.reservations[0]
             reservation.fork_cells = reservation.forks = 0
@@ -237,32 +243,17 @@ class AnswerTasks:
 
     def _on_prefill(self, job: ServerJob, plan: Plan, live: int = 0) -> None:
         live += sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
-        self._emit_prefill_done(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
+        seconds = time.perf_counter() - job.arrived
+        done = PrefillDone(plan.counts, tuple(plan.sequence.pieces), seconds, saved=plan.saved)
+        self._emit_prefill_done(job, live, done)
 
-    def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:
-        question = asked.question
-        with self._workspace.sequence(dry=True) as sequence:
-            how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
-            run(assemble_task(self._workspace, question.prompt, question.parts, **how))
-            plan = Plan.of(question.draft, sequence)
-            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": asked.notices}
-
-    def _emit_prefill_done(
-        self,
-        job: ServerJob,
-        counts: Counts,
-        live: int,
-        pieces: Sequence[Piece],
-        notices: Sequence[str],
-        gain: float | None,
-    ) -> None:
-        """Emit the end of a prefill. `live`: tokens found in the prefix cache; `gain`: seconds saved, if known."""
-        seconds, cached = time.perf_counter() - job.arrived, counts.total - counts.decoded
-        self._metrics.decoded += counts.decoded
-        self._metrics.spliced += cached - live
+    def _emit_prefill_done(self, job: ServerJob, live: int, done: PrefillDone) -> None:
+        """Emit the end of a prefill. `live`: tokens found in the prefix cache."""
+        self._metrics.decoded += done.counts.decoded
+        self._metrics.spliced += done.cached - live
         self._metrics.live += live
-        self._metrics.first_token.observe(seconds)
-        job.on_event(PrefillDone(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
+        self._metrics.first_token.observe(done.seconds)
+        job.on_event(done)
 
     def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:
         self._metrics.generated += answer.tokens

@@ -42,8 +42,6 @@ class TextDelta:
 
 @dataclass(slots=True)
 class AnswerDone:
-    """The end of an answer."""
-
     index: int
     stopped: Stopped
     tokens: int  # all generated tokens
@@ -58,13 +56,15 @@ class AnswerDone:
 class PrefillDone:
     """The end of a prefill: token counts and pieces of the prompt."""
 
-    tokens: int
-    cached: int
     counts: Counts
     pieces: tuple[Piece, ...]
     seconds: float  # since the request arrived
     notices: tuple[str, ...] = ()
     saved: float | None = None  # seconds of prefill (runtime/assemble.py)
+
+    @property
+    def cached(self) -> int:
+        return self.counts.total - self.counts.decoded
 
 
 OnDelta = Callable[[TextDelta], object]

@@ -60,7 +60,6 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
 
 
 def _system(data: Any) -> list[Json]:
-    """Convert the system text, or its blocks, to messages."""
     blocks = [{"type": "text", "text": data}] if isinstance(data, str) else (data or [])
     parts = _parts(blocks, "system")
     parts = [part for part in parts if not part.get("text", "").startswith(BILLING)]
@@ -105,7 +104,6 @@ def _answer(blocks: Sequence[Reader]) -> Json:
 
 
 def _parts(blocks: Any, where: str) -> list[Json]:
-    """Convert blocks of text, images and documents to the parts of a message."""
     listed = readers(blocks, where, "a string or a list of blocks")
     return [_part(reader, reader.text("type")) for reader in listed]
 
@@ -240,7 +238,6 @@ def _usage(reply: Reply) -> Json:
 
 
 def messages_error(error: Refused) -> Json:
-    """Return an error as JSON of Anthropic's API."""
     message = str(error)
     if error.code == "context_length_exceeded":  # clients compact the conversation where they find these words
         message = f"prompt is too long: {message}"

@@ -255,7 +255,6 @@ class ResponsesReply(Reply):
         return response
 
     def _message(self) -> Json:
-        """Return the answer as a message, for the next request."""
         text = "".join(delta.text for delta in self._deltas.get(0, []) if not delta.reasoning)
         calls = tool_calls(self.done[0])
         return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}

@@ -256,7 +256,6 @@ def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> st
 
 
 def _longest_first(texts: Iterable[Text]) -> list[Text]:
-    """Return the texts that are matched in messages, longest first."""
     candidates = [text for text in texts if not (text.tools or text.media)]
     matchable = [text for text in candidates if len(text.text) >= SHORTEST or text.fields]
     return sorted(matchable, key=lambda text: -len(text.text))
@@ -267,20 +266,13 @@ def _splice_text(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, .
     cut = [_cut(part.text, text) if isinstance(part, TextPart) else [] for part in parts]
     if not any(cut):
         return None
-    return tuple(
-        piece
-        for part, texts in zip(parts, cut, strict=True)
-        for piece in (_join(texts, SkillPart(name)) if texts else [part])
-    )
-
-
-def _join(texts: Sequence[str], skill: SkillPart) -> list[Part]:
-    """Join texts by a skill, without blank ones."""
-    parts: list[Part] = []
-    for number, text in enumerate(texts):
-        parts += [skill] if number else []
-        parts += [TextPart(text)] if text.strip() else []
-    return parts
+    spliced: list[Part] = []
+    for part, texts in zip(parts, cut, strict=True):
+        spliced += [] if texts else [part]
+        for number, piece in enumerate(texts):
+            spliced += [SkillPart(name)] if number else []
+            spliced += [TextPart(piece)] if piece.strip() else []
+    return tuple(spliced)
 
 
 def _cut(text: str, wanted: str) -> list[str]:

@@ -93,7 +93,6 @@ class Exchange:
             self.cached = _count(timings.get("cache_n"))
 
     def text(self) -> str:
-        """Return the counts for the access log."""
         if not self.prompt:
             return ""
         reused = "unknown" if self.cached is None else f"{self.cached:,}"
@@ -176,7 +175,6 @@ class Upstream:
         return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
 
     def _placed(self, data: Any) -> tuple[bytes, Exchange]:
-        """Put skills and errata into a request. Raises NotesError."""
         try:
             placed = self._placer.place(data)
             body, usage_wanted = placed.body, True
@@ -259,7 +257,6 @@ class Upstream:
 
     @contextmanager
     def _refusing(self, failure: str, code: str = "upstream_error") -> Iterator[None]:
-        """Convert errors of the connection to Refused."""
         name = f"the upstream {self._target.url}"
         try:
             yield
@@ -330,7 +327,6 @@ class Upstream:
         self.metrics.outcomes[outcome] += 1
 
     def count(self, exchange: Exchange) -> None:
-        """Add the counts of an answered request to the metrics."""
         metrics = self.metrics
         if not exchange.prompt:
             return
@@ -359,7 +355,6 @@ def _end_of_event(data: bytes, searched: int) -> int:
 
 
 def _object(data: bytes) -> Json:
-    """Return a JSON object; {} for anything else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -86,13 +86,15 @@ class Forgetter:
         else:
             self._check_decodable(plan.patches, first)
         new = sum(len(patch.tokens) for patch in plan.patches)
+        computed = (entry for entry in plan.rest.entries if entry.how != "spliced")  # depends on earlier text
+        after = sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
         forgotten = Forgotten(
             plan.parts,
             method,
             removed=sum(patch.last - patch.first for patch in plan.patches),
             moved=remaining - first - new if method == CUT else 0,
             decoded=new if method == CUT else remaining - (0 if self._workspace.model.recurrent else first),
-            remembering=_count_computed(plan.rest, first) - new if method == CUT else 0,
+            remembering=after - new if method == CUT else 0,
             repeated=plan.again,
             skills=plan.skills,
             tokens=remaining,
@@ -131,8 +133,13 @@ class Forgetter:
                 sequence.flush()
         done = sum(map(moves, self._state.live))
         entries = plan.rest.entries
-        if forgotten.method == SUFFIX:
-            entries = [_mark_decoded(entry, first) for entry in entries if entry.kind != TRACE]
+        if forgotten.method == SUFFIX:  # everything from `first` on, spliced K/V included, was decoded again
+            again = [entry for entry in entries if entry.tokens and entry.position >= first and entry.how != "decoded"]
+            entries = [
+                replace(entry, how="decoded", origin=Origin(Reason.AGAIN)) if entry in again else entry
+                for entry in entries
+                if entry.kind != TRACE
+            ]
         if forgotten.remembering:
             place = next((at for at, entry in enumerate(entries) if entry.end > first), len(entries))
             turn = max((entry.turn for entry in entries[:place]), default=0)
@@ -453,19 +460,6 @@ def _common_prefix(remaining: Sequence[int], right: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(remaining, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(remaining), len(right)))
-
-
-def _count_computed(rest: State, first: int) -> int:
-    """Count the tokens from a position on whose K/V was computed there; spliced K/V does not depend on earlier text."""
-    computed = (entry for entry in rest.entries if entry.how != "spliced")
-    return sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
-
-
-def _mark_decoded(entry: Entry, first: int) -> Entry:
-    """Return the entry after everything from a position on, spliced K/V included, was decoded again."""
-    if entry.how == "decoded" or entry.position < first or not entry.tokens:
-        return entry
-    return replace(entry, how="decoded", origin=Origin(Reason.AGAIN))
 
 
 def _as_line(rest: State) -> Line:

@@ -154,7 +154,10 @@ class Session(AbstractContextManager["Session"]):
                 method=request.method,
             )
             if self._errata:
-                draft = replace(draft, settings=replace(settings, method=self._method(request)))
+                in_place = self._correction.skills or self._compiled
+                method = None if request.method == AUTO else request.method
+                method = method or (FIELD_ERRATUM if in_place else ERRATUM)
+                draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, **draft.how, room=room)
@@ -280,7 +283,12 @@ class Session(AbstractContextManager["Session"]):
         current values and their errata, and its earlier copy is cut out. Raises SessionError for a skill that is in the
         session already; with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that
         cannot be moved."""
-        self._check_new(segments)
+        seen = {skill.name for skill in self.state.skills}
+        for segment in segments:
+            if segment.name in seen:
+                name = self.stored.name
+                raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
+            seen.add(segment.name)
         kept, outdated = self._memory_values(memory)
         segments = [*segments, memory] if memory else segments
         skills = {segment.name: segment for segment in segments}
@@ -289,12 +297,14 @@ class Session(AbstractContextManager["Session"]):
         restated = of_fields(  # errata of the memory follow its copy
             {key: value for (_, name, key), value in kept if key in self.state.stated and value != written[name]}
         )
-        parsed = _latest(read_errata([*restated, *errata], known))
-        self._question, self._errata = question, _values_of(parsed)
+        parsed = [*enumerate(read_errata([*restated, *errata], known))]
+        last = {erratum.key: number for number, erratum in parsed if erratum.field}  # overrules others of its field
+        latest = [erratum for number, erratum in parsed if last.get(erratum.key, number) == number]
+        self._question, self._errata = question, _values_of(latest)
         pending = self._pending(known, wording, outdated)
         pending = {key: text for key, text in pending.items() if key not in self._errata}
-        names = iter([*pending, *(erratum.key for erratum in parsed)])
-        texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
+        names = iter([*pending, *(erratum.key for erratum in latest)])
+        texts = [*pending.values(), *(word(erratum, wording) for erratum in latest)]
         editor = Editor(self._kv)
         in_place = self._errata and (
             editor.edits_in_place if method is None or method == AUTO else method.record.edits_rows
@@ -352,12 +362,6 @@ class Session(AbstractContextManager["Session"]):
         kept = {name: key for name, key in keys.items() if key in fields and key not in outdated}
         return [(Reference(memory.name, name, key), fields[key]) for name, key in kept.items()], outdated
 
-    def _method(self, request: Request) -> Method:
-        """Return the method by which the turn in progress corrects fields."""
-        in_place = self._correction.skills or self._compiled
-        named = None if request.method == AUTO else request.method
-        return named or (FIELD_ERRATUM if in_place else ERRATUM)
-
     def _changes_of(self, segments: Sequence[Segment], values: Sequence[tuple[Reference, str]]) -> dict[str, Change]:
         """Return the changes in place of new skills, by name; none where that is not possible."""
         changes = {}
@@ -372,14 +376,12 @@ class Session(AbstractContextManager["Session"]):
         self._correction = correction
         if not correction.patches:
             return self.sequence
-        if correction.memory is not None:
-            with self._kv.changing() as sequence:
-                sequence.replace(correction.patches)
-            return sequence
         try:
             with self._kv.changing() as sequence:
                 sequence.replace(correction.patches)
-        except UnsupportedError:  # at these positions; errata state the values
+        except UnsupportedError:  # at these positions
+            if correction.memory is not None:  # else errata state the values
+                raise
             self._correction = Correction()
             return self.sequence
         return sequence
@@ -445,14 +447,6 @@ class Session(AbstractContextManager["Session"]):
             pending[now] = word(Erratum(target.field, value, "", target.skill if shared else ""), wording)
         return pending
 
-    def _check_new(self, segments: Sequence[Segment]) -> None:
-        seen = {skill.name for skill in self.state.skills}
-        for segment in segments:
-            if segment.name in seen:
-                name = self.stored.name
-                raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
-            seen.add(segment.name)
-
     @contextmanager
     def fork(self, new: str) -> Iterator[Session]:
         """Fork the session between two turns; the fork is locked until the block ends. Its sequence shares cells with
@@ -485,8 +479,9 @@ class Session(AbstractContextManager["Session"]):
             "pieces": pieces,
             "skills": skills,
             "errata": self._errata,
+            "marks": self._marks,
+            "read_at": self._read_at,
         }
-        line |= {"marks": self._marks, "read_at": self._read_at}
         if self._compiled:
             line["first"] = self._compiled
         if self._memory:
@@ -554,12 +549,6 @@ class Session(AbstractContextManager["Session"]):
 
 def _needs_larger_context(error: EngineError) -> bool:
     return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
-
-
-def _latest(errata: Sequence[Erratum]) -> list[Erratum]:
-    """Drop errata of a field for which a later one has another value."""
-    last = {erratum.key: number for number, erratum in enumerate(errata) if erratum.field}
-    return [erratum for number, erratum in enumerate(errata) if last.get(erratum.key, number) == number]
 
 
 def _change(workspace: Workspace, segment: Segment, values: Iterable[tuple[Reference, str]]) -> Change | None:
