@@ -169,6 +169,7 @@ def compile_command(
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.freshness import Shape, Source, Sources, places, skill_from_segment
+    from notes_cli.text.skill import TEXTS
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
     if bool(sources) + bool(sweeps) + (segment is not None) != 1:
@@ -177,11 +178,25 @@ def compile_command(
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words, joins = _expand_sources(sources, together, name, target)
     notify = (lambda text: None) if quiet or json_ or stale else output.say
-    for source in sources:
-        if notice := _count_texts(source, words):
-            notify(notice)
+    for source in sources:  # the texts of a folder without skills may surprise
+        count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
+        if count:
+            each = "a text, which becomes a skill" if count == 1 else f"{count:,} texts, each of which is a skill"
+            notify(f"{source} has {each}. Folders below it are left out")
     known = Sources(library(), notify)
-    failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
+    several = (len(words) > 1 and not joins) or bool(sweeps)
+    failed: dict[str, str] = {}  # errors by source; that of a single skill is raised
+
+    @contextmanager
+    def collecting(word: str) -> Iterator[None]:
+        try:
+            yield
+        except NotesError as error:
+            if not several:
+                raise
+            why = failed[word] = worded(error)
+            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
+
     skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
@@ -199,7 +214,7 @@ def compile_command(
         none = f"no Agent Skills in {', '.join(places())}" if all_ else f"no compiled skills yet in {library().folder}"
         output.say(none)
     for word, read in reads:
-        with failures.of(word):
+        with collecting(word):
             skills.append(read())
             for warning in skills[-1].warnings:
                 output.say(f"warning: {warning}")
@@ -207,7 +222,7 @@ def compile_command(
     if skills:
         with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
-                with failures.of(wanted.word):
+                with collecting(wanted.word):
                     shape = shape_of(opened, known, wanted, Shape(blocks, influence, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
@@ -215,10 +230,10 @@ def compile_command(
                     if not json_ and not (stale and done[-1]["up_to_date"]):
                         output.data(done[-1]["path"])
     if json_:
-        output.as_json({"version": 1, "compiled": done, "failed": failures.why})
+        output.as_json({"version": 1, "compiled": done, "failed": failed})
     elif stale and not quiet and (same := sum(facts["up_to_date"] for facts in done)):
         output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
-    return 1 if failures.why else 0
+    return 1 if failed else 0
 
 
 def _expand_sources(
@@ -239,33 +254,6 @@ def _expand_sources(
     if not joins and len(words) > 1 and (name or target or "-" in words):
         raise click.UsageError(f"--name, -o and - are for one skill, and these are {len(words)}")
     return words, joins
-
-
-def _count_texts(source: str, words: Sequence[str]) -> str:
-    """Return a notice of the texts in a folder without skills, which may surprise; "" without any."""
-    from notes_cli.text.skill import TEXTS
-
-    count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
-    each = "a text, which becomes a skill" if count == 1 else f"{count:,} texts, each of which is a skill"
-    return f"{source} has {each}. Folders below it are left out" if count else ""
-
-
-class _Failures:
-    """Collects errors by source if there are `several`; a single skill raises its error."""
-
-    def __init__(self, *, several: bool) -> None:
-        self.why: dict[str, str] = {}  # by source
-        self._several = several
-
-    @contextmanager
-    def of(self, word: str) -> Iterator[None]:
-        try:
-            yield
-        except NotesError as error:
-            if not self._several:
-                raise
-            why = self.why[word] = worded(error)
-            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
 
 
 def _read(known: Sources, source: str, name: str | None) -> Source:

@@ -373,7 +373,10 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     if session is not None:
         sessions = own_sessions()
         header = None if begins and session not in sessions.names() else sessions.find(session).header
-    type_k, type_v = _cache_types(header, given)
+    type_k, type_v = given["cache_type_k"], given["cache_type_v"]
+    types = header.cache.split("/") if header else []
+    if len(types) == 2 and {*types} <= {*KV_TYPES} and not named("cache_type_k", "cache_type_v"):
+        type_k, type_v = types
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
@@ -494,14 +497,6 @@ def errata_with_skills(context: click.Context) -> bool:
     """True if the errata are those of a file that has skills, too: they belong to these."""
     setting = context.get_parameter_source("errata") is click.core.ParameterSource.DEFAULT_MAP
     return setting and "splice" in (context.default_map or {})
-
-
-def _cache_types(header: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the types of K and V: from the command line, else the session, else the settings or the default."""
-    types = header.cache.split("/") if header else []
-    if len(types) == 2 and set(types) <= set(KV_TYPES) and not (named("cache_type_k") or named("cache_type_v")):
-        return types[0], types[1]
-    return given["cache_type_k"], given["cache_type_v"]
 
 
 def _model_path(

@@ -193,9 +193,9 @@ class AnswerTasks:
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             seqs = [sequence, *forks]
             yield from generate_answers(self._workspace, prepared, seqs, seed, on_delta, on_done)
-        except Exception as error:
+        except Exception:
             failed = True
-            raise client_error(error) from error
+            raise
         finally:
             for fork in forks:
                 fork.close()
@@ -212,14 +212,11 @@ class AnswerTasks:
         events = _AnswerEvents(job, self._workspace, asked.notices)
         if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
-        try:
-            answer = yield from asked.question.task(
-                *(self._workspace, work, events.callbacks),
-                on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
-                on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
-            )
-        except Exception as error:
-            raise client_error(error) from error
+        answer = yield from asked.question.task(
+            *(self._workspace, work, events.callbacks),
+            on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
+            on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
+        )
         self._emit_done(job, events.done(asked.question.draft.request, answer))
 
     def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
@@ -227,17 +224,14 @@ class AnswerTasks:
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, turn.notices)
         with job.resources:
-            try:
-                session = job.resources.enter_context(Session(self._workspace, turn.stored))
-                continued = not session.empty
-                answer = yield from session.answer_task(
-                    *(turn.request, events.callbacks),
-                    assembled=lambda sequence: self._scheduler.reserve(work, sequence),
-                    room=turn.first_tokens,
-                    on_prefill=lambda plan: self._on_prefill(job, plan),
-                )
-            except Exception as error:
-                raise client_error(error) from error
+            session = job.resources.enter_context(Session(self._workspace, turn.stored))
+            continued = not session.empty
+            answer = yield from session.answer_task(
+                *(turn.request, events.callbacks),
+                assembled=lambda sequence: self._scheduler.reserve(work, sequence),
+                room=turn.first_tokens,
+                on_prefill=lambda plan: self._on_prefill(job, plan),
+            )
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 

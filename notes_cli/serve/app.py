@@ -26,7 +26,6 @@ from notes_cli.serve.decisions import (
     DecisionReply,
     DecisionRequest,
     join_decisions,
-    join_systemone,
     parse_decisions,
     parse_systemone,
 )
@@ -116,7 +115,6 @@ class Service:
         return Response(render_metrics(self.scheduler.metrics, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
-        self._check()
         names = await self._prepare(lambda: [info.name for info in self.scheduler.segment_cache.known()])
         model = self.scheduler.names[0]
         models = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
@@ -189,19 +187,17 @@ class Service:
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
     async def decisions(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_decisions), join_decisions)
+        return await self._decide(request, await self._parse(request, parse_decisions), by_name=False)
 
     async def systemone(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_systemone), join_systemone)
+        return await self._decide(request, await self._parse(request, parse_systemone), by_name=True)
 
-    async def _decide(
-        self, request: Request, asked: DecisionRequest, join: Callable[[Sequence[Reply]], Any]
-    ) -> Response:
+    async def _decide(self, request: Request, asked: DecisionRequest, *, by_name: bool) -> Response:
         model = asked.chats[0].model or self.scheduler.names[0]
         pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
-            return await respond(request, self.scheduler, replies, join)
+            return await respond(request, self.scheduler, replies, partial(join_decisions, by_name=by_name))
 
     # Skills, errata and sessions.
 
@@ -284,7 +280,6 @@ class Service:
         """Read the JSON of a request. Raises Refused for an invalid, large or slow body."""
         self._check()
         data = await read_body(request, self.options.body)
-        self._check()  # again, as the body may have been slow
         return await self._prepare(lambda: read_json(data))
 
 

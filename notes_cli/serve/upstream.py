@@ -193,16 +193,14 @@ class Upstream:
         if request.method != "POST":
             return await self._pass_on(request, b"", Exchange())
         raw, data = await self._read(request)
-        for key in ("notes", "model") if isinstance(data, dict) else ():
-            if data.get(key) and (key == "notes" or self._names_skills(data[key])):
-                raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=key)
+        given = data if isinstance(data, dict) else {}
+        skills: list[str] = []
+        with suppress(Refused):  # a name of the other server
+            skills = self._placer.skills_of_alias(given.get("model"))[1]
+        if given.get("notes") or skills:
+            param = "notes" if given.get("notes") else "model"
+            raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=param)
         return await self._pass_on(request, raw, Exchange())
-
-    def _names_skills(self, model: object) -> bool:
-        try:
-            return bool(self._placer.skills_of_alias(model)[1])
-        except Refused:
-            return False  # a name of the other server
 
     async def _pass_on(self, request: Request, body: bytes, exchange: Exchange) -> Response:
         """Send a request, and return the reply. Raises Refused, ClientDisconnect."""

@@ -123,7 +123,12 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
         raise ArchiveError(f"its ledger has {info.size:,} bytes, the limit is {MAX_LEDGER:,}")
     with replacing(folder / LEDGER) as temporary:
         _copy(source, info, temporary)
-    ledger = _parse_ledger((folder / LEDGER).read_bytes())
+    try:
+        ledger = read_ledger((folder / LEDGER).read_bytes())
+    except FormatError as error:
+        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
+    except LedgerError as error:
+        raise ArchiveError(f"its ledger is damaged: {error}") from error
     kept, seen = ledger.kept, set[str]()
     while (info := _next_member(source)) is not None:
         if info.name not in kept or info.name in seen:
@@ -138,15 +143,6 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
     _check_complete(ledger, seen)
     with replacing(folder / HEAD) as temporary:
         temporary.write_text(str(ledger.head), encoding="ascii")
-
-
-def _parse_ledger(data: bytes) -> Ledger:
-    try:
-        return read_ledger(data)
-    except FormatError as error:
-        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
-    except LedgerError as error:
-        raise ArchiveError(f"its ledger is damaged: {error}") from error
 
 
 def _next_member(source: BinaryIO) -> tarfile.TarInfo | None:

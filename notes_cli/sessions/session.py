@@ -514,10 +514,6 @@ class Session(AbstractContextManager["Session"]):
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         return Editor(self._kv).edit(name, value, method)
 
-    def queue(self, name: str, value: str, read_at: str) -> Edited:
-        """Queue a global erratum, which was read at this time, for the next turn."""
-        return Editor(self._kv, read_at).queue(name, value)
-
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
@@ -639,5 +635,5 @@ def apply_errata(session: Session, errata: GlobalErrata) -> int:
     read_at = now()
     missing = unapplied(session.state, errata.all())
     for key, value in missing.items():
-        session.queue(key, value, read_at)
+        Editor(session._kv, read_at).queue(key, value)
     return len(missing)
