@@ -25,6 +25,7 @@ from notes_cli.commands.options import (
     think_option,
     without_memory,
 )
+from notes_cli.commands.remedies import worded
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import standard_input
 from notes_cli.errors import NotesError
@@ -110,8 +111,6 @@ class Chat:
 
     def handle(self, line: str) -> bool:
         """Answer a question, or run a command. Returns False at the end. Errors are printed."""
-        from notes_cli.commands.remedies import worded
-
         try:
             if line.startswith("/"):
                 return self._run(*line[1:].split(maxsplit=1))

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.explanations import attributes, storage_type
+from notes_cli.text.names import files_of, human_time, name_of
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
@@ -264,7 +266,6 @@ def _read(known: Sources, source: str, name: str | None) -> Source:
 
 def _join(known: Sources, words: list[str], name: str | None) -> Source:
     from notes_cli.runtime.freshness import Source
-    from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
     skills = [_read(known, word, None).skill for word in words]
@@ -277,8 +278,6 @@ def _join(known: Sources, words: list[str], name: str | None) -> Source:
 
 def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
     """Return the compile options of a skill: those given, else those of its segment in the library, else defaults."""
-    from dataclasses import replace
-
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import shape
 
@@ -329,7 +328,6 @@ def _compile(
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
     from notes_cli.runtime.recompile import NEW
-    from notes_cli.text.names import human_time
 
     part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"
     part = part if compiled.decoded < compiled.tokens else ""
@@ -424,7 +422,6 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     """Return the files to watch, each with the words for its skills (a file may have several names). Raises NotesError
     for a source that is not a file."""
     from notes_cli.runtime.freshness import Sources
-    from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Sources(library())
@@ -458,8 +455,6 @@ def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
 
 def _file(skill: Skill | ToolSet) -> Path:
     """Return the file of a skill in the library. Raises SkillError for several files."""
-    from notes_cli.text.names import files_of
-
     files = files_of(skill.source)
     if len(files) > 1:
         raise SkillError(f"{skill.name} was compiled of {len(files)} files together", "Run: notes compile --stale")

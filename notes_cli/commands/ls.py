@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import SkillName, library, model_option, named
+from notes_cli.commands.remedies import worded
 from notes_cli.errors import Help, ModelError, NotesError, SegmentError
 from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.names import human_age, human_time
@@ -126,7 +127,6 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
 
 
 def _rows(model: str | None) -> list[_Row]:
-    from notes_cli import config
     from notes_cli.library.check import LibraryFile, library_files
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import stale_reasons
@@ -147,7 +147,6 @@ def _rows(model: str | None) -> list[_Row]:
 
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
-    from notes_cli import config
     from notes_cli.library.safe_files import known_sha256
     from notes_cli.runtime.naming import default_model, model_file
 
@@ -163,8 +162,6 @@ def _weights(model: str | None) -> str | None:
 
 
 def _facts(row: _Row) -> dict[str, Any]:
-    from notes_cli.commands.remedies import worded
-
     entry, used = row.entry, None
     facts = entry_as_json(entry, worded(entry.problem) if entry.problem else None)
     if entry.info is None:
@@ -230,7 +227,6 @@ def _cut(fields: str, most: int) -> str:
 
 
 def _cell(row: _Row, name: str) -> str:
-    from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
 
     info = row.entry.info

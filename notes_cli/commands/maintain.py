@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import SkillName, Target, json_option, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
-from notes_cli.text.names import parse_age, parse_size
+from notes_cli.text.names import parse_age, parse_size, typed
 
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
@@ -44,8 +44,6 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
       notes rm returns
       notes ls -q | xargs notes rm
     """
-    from notes_cli.text.names import typed
-
     store = library()
     known = set(store.names())
     names = tuple(dict.fromkeys(map(typed, names)))
@@ -195,7 +193,6 @@ def fsck_command(repair: bool, json_: bool) -> int:
       notes fsck
       notes fsck --repair
     """
-    from notes_cli import config
     from notes_cli.library.check import library_files
     from notes_cli.sessions.folder import Sessions
 
@@ -241,7 +238,6 @@ def fsck_command(repair: bool, json_: bool) -> int:
 
 def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
     """Yield the findings of all folders; a folder that cannot be read is one."""
-    from notes_cli import config
     from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
     from notes_cli.sessions.archive import check_sessions
 

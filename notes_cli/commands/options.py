@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
 from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
+from notes_cli.text.names import typed
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -112,7 +113,6 @@ class SkillName(_Completed):
     name, or_file = "name", True
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.library.segment_files import segment_files
 
         return [name for name, _ in segment_files(config.paths().library)]
@@ -126,7 +126,6 @@ class SkillSource(SkillName):
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from glob import escape, glob
 
-        from notes_cli import config
         from notes_cli.text.skill import find_skills
 
         if incomplete and glob(f"{escape(incomplete)}*"):
@@ -141,7 +140,6 @@ class SessionName(_Completed):
     name = "name"
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.sessions import session_names
 
         return session_names(config.paths().sessions)
@@ -167,7 +165,6 @@ class FieldValue(_Completed):
     name = "field=value"
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.library.segment_files import fields_in, segment_files
 
         values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
@@ -457,10 +454,9 @@ def library() -> Library:
 
 
 def own_sessions() -> Sessions:
-    from notes_cli.config import paths
     from notes_cli.sessions.folder import Sessions
 
-    return Sessions(paths().sessions)
+    return Sessions(config.paths().sessions)
 
 
 @contextmanager
@@ -479,7 +475,6 @@ def named(*parameters: str) -> bool:
 
 def without_memory(splice: Sequence[str], memory: str) -> tuple[str, ...]:
     """Return the skills to splice without the memory, which the settings may name, too: a prompt has it once."""
-    from notes_cli.text.names import typed
 
     def same(word: str) -> bool:
         return typed(word.lower()) == typed(memory.lower()) or os.path.realpath(word) == os.path.realpath(memory)
@@ -504,7 +499,6 @@ def _model_path(
 ) -> Path:
     """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
     the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
-    from notes_cli import config
     from notes_cli.runtime.naming import default_model
 
     word = options["model"]
@@ -526,7 +520,6 @@ def _model_path(
 
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
-    from notes_cli import config
     from notes_cli.library.models import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:

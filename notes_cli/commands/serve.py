@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import (
     Number,
     choose_model,
@@ -211,7 +211,6 @@ def _serve_upstream(
     target: Target, texts: Sequence[str], splice: Sequence[str], options: Options, port: int, drain: float
 ) -> None:
     """Serve in front of another server. Raises UsageError for an option that needs a model."""
-    from notes_cli import config
     from notes_cli.library.store import Library
     from notes_cli.serve.server import listen, serve
     from notes_cli.serve.skill_texts import Placer, SkillTexts
@@ -231,7 +230,6 @@ def _serve_upstream(
 @contextmanager
 def _registered(scheduler: DecodeThread, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
     """Register this server for the same user's `notes ask` in the block, if possible."""
-    from notes_cli import config
     from notes_cli.commands.ask_server import folders
     from notes_cli.engine.header import stamp
     from notes_cli.serve.client import Server, address, registered

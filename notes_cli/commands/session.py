@@ -30,7 +30,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.errors import SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
-from notes_cli.text.names import human_age
+from notes_cli.text.names import human_age, typed
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -168,8 +168,6 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 @json_option
 def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW as a copy of NAME as it is now. From there each goes its own way."""
-    from notes_cli.text.names import typed
-
     name, new = typed(name), typed(new)
     folder = str(own_sessions().fork(name, new))
     output.document({"name": new, "path": folder, "forked": name}, folder, json_)

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import BashComplete, split_arg_string
+from click.shell_completion import BashComplete, get_completion_class, split_arg_string
 
-from notes_cli import __version__, output
+from notes_cli import __version__, config, output
 from notes_cli.commands.options import DEMONSTRATION, json_option, model_option, rpc_option
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError, reason
@@ -70,8 +71,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
       notes init
       notes init ~/notes-samples
     """
-    from notes_cli import config
-
     written: list[str] = []
     unchanged: list[str] = []
     texts = {config.paths().config: SETTINGS}
@@ -105,7 +104,6 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _write(path: Path, text: str) -> bool:
     """Write a text to a new file; return False if the file exists. Raises NotesError."""
-    from notes_cli import config
     from notes_cli.library.safe_files import make_private
 
     with _writing(path):
@@ -152,8 +150,6 @@ def paths_command(place: str | None, json_: bool) -> None:
       "$EDITOR" "$(notes paths config)"
       du -sh "$(notes paths library)"
     """
-    from notes_cli import config
-
     paths = config.paths()
     resources = {name: config.resource(name) for name in ("skills", "prompts")}
     places = {name: resources.get(name) or getattr(paths, name) for name in PATHS}
@@ -217,7 +213,6 @@ def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli import config
     from notes_cli.engine.context import Context
     from notes_cli.engine.limits import ContextOptions
     from notes_cli.engine.model import Model
@@ -257,7 +252,6 @@ def _context(model: Model) -> dict[str, str]:
 
 def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     """Check that other users cannot write to the folders of notes."""
-    from notes_cli import config
     from notes_cli.library.safe_files import check_private
 
     paths = config.paths()
@@ -267,7 +261,6 @@ def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli import config
     from notes_cli.commands.config import current_project
 
     paths, found = config.paths(), current_project()
@@ -353,8 +346,6 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
 
 
 def source(shell: str) -> str:
-    from click.shell_completion import get_completion_class
-
     if shell == "bash":
         return BASH
     completion = get_completion_class(shell)
@@ -365,9 +356,7 @@ def source(shell: str) -> str:
 
 def places(shell: str) -> tuple[Path, Path | None]:
     """Return the path of the script, and of the shell's startup file, None if the shell finds the script itself."""
-    from notes_cli.config import home_folder
-
-    home = home_folder()
+    home = config.home_folder()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
         return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "notes.fish", None
@@ -377,8 +366,6 @@ def places(shell: str) -> tuple[Path, Path | None]:
 
 def line(path: Path) -> str:
     """Return the line for a startup file, which first initializes zsh's completion if needed."""
-    from shlex import quote
-
     begin = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; " if path.suffix == ".zsh" else ""
     return f"[ ! -r {quote(str(path))} ] || {{ {begin}source {quote(str(path))}; }} {MARK}\n"
 

@@ -41,7 +41,7 @@ from notes_cli.runtime.token_runs import TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
-from notes_cli.text.skill import image_skill
+from notes_cli.text.skill import image_skill, load_skill
 
 SHORTEST = 64  # characters of a text without fields that is matched in messages: shorter ones are not worth it
 PAUSE = 0.1  # seconds between attempts while another process compiles the same image
@@ -85,8 +85,6 @@ class SegmentCache:
     def compiled(self, word: str) -> str:
         """Return the name of a compiled skill, or of a text, which is compiled now if it is not yet. For the server's
         own options, in the decode thread. Raises NotesError."""
-        from notes_cli.text.skill import load_skill
-
         target = self._workspace.library.resolve(word)
         if target.kind == "name":
             return self.segment(target.name).name
