@@ -118,19 +118,16 @@ def command_named(name: str) -> click.Command:
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        output.result(f"notes {__version__}{_native_version()}")
-        ctx.exit()
-
-
-def _native_version() -> str:
-    try:
+    if not value or ctx.resilient_parsing:
+        return
+    native = ""
+    with suppress(NotesError, OSError):  # `notes doctor` explains it
         from notes_cli.engine import devices
 
         versions = devices.versions()
-    except (NotesError, OSError):
-        return ""
-    return f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
+        native = f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
+    output.result(f"notes {__version__}{native}")
+    ctx.exit()
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -75,16 +75,13 @@ def ls(quiet: bool, json_: bool) -> None:
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
         return
-    columns, now = ("name", "tokens", "turns", "size", "age", "model"), time()
-    rows = [
-        (
-            *(facts["name"], str(facts["tokens"]), str(facts["turns"]), output.human_size(facts["bytes"])),
-            *(human_age(now - timestamp(facts["changed"])), _model(facts)),
-        )
-        if facts["problem"] is None
-        else (facts["name"], "", "", "", "", facts["problem"])
-        for facts in found
-    ]
+    columns, now, rows = ("name", "tokens", "turns", "size", "age", "model"), time(), list[tuple[str, ...]]()
+    for facts in found:
+        figures, model = ("", "", "", ""), facts["problem"]
+        if model is None:
+            size, age = output.human_size(facts["bytes"]), human_age(now - timestamp(facts["changed"]))
+            figures, model = (str(facts["tokens"]), str(facts["turns"]), size, age), _model(facts)
+        rows.append((facts["name"], *figures, model))
     output.table(columns, rows, right=columns[1:5])
 
 

@@ -134,16 +134,11 @@ class Reply:
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:
             return None
-        return {
-            "content": [
-                {
-                    **_logprob(token.text, token.raw, token.logprob),
-                    "top_logprobs": [_logprob(*alternative) for alternative in token.likely],
-                }
-                for token in tokens
-            ],
-            "refusal": None,
-        }
+        content = []
+        for token in tokens:
+            likely = [_logprob(*alternative) for alternative in token.likely]
+            content.append({**_logprob(token.text, token.raw, token.logprob), "top_logprobs": likely})
+        return {"content": content, "refusal": None}
 
     def _completion_logprobs(self, index: int, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:

@@ -402,17 +402,12 @@ class Forgetter:
                     f"skill that would be gone ({', '.join(gone)})",
                     "Name that turn, too",
                 )
-        rest = State(
-            system=state.system,
+        rest = replace(
+            state,
             questions=questions,
             entries=[entry for entry in entries if entry not in about],
-            skills=state.skills,
             values={key: value for key, value in state.values.items() if key not in lost},
             pending={key: erratum for key, erratum in state.pending.items() if key not in lost},
-            memory=state.memory,
-            marks=state.marks,
-            first=state.first,
-            read_at=state.read_at,
         )
         rest.stated = set().union(*(keys_of(known, entry.name) for entry in rest.entries if entry.kind == "erratum"))
         remaining = [skill for skill in state.skills if skill.name not in gone]
@@ -464,16 +459,11 @@ def _common_prefix(remaining: Sequence[int], right: Sequence[int]) -> int:
 
 def _as_line(rest: State) -> Line:
     """Return the remaining state as JSON for a ledger."""
+    keys = ("system", "questions", "values", "pending", "marks", "first", "read_at")
     return {
-        "system": rest.system,
-        "questions": rest.questions,
+        **{key: getattr(rest, key) for key in keys},
         "pieces": [entry_line(entry) for entry in rest.entries],
         "skills": [asdict(skill) for skill in rest.skills],
         **({"memory": asdict(rest.memory)} if rest.memory else {}),
-        "values": rest.values,
-        "pending": rest.pending,
         "stated": sorted(rest.stated),
-        "marks": rest.marks,
-        "first": rest.first,
-        "read_at": rest.read_at,
     }
