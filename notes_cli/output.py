@@ -354,8 +354,7 @@ def clear() -> None:
 def progress(
     label: str, unit: str = "tokens", hidden: bool = False, later: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar with speed and ETA on stderr if it is a terminal; yield update(done, total). `later`: from
-    the first update on."""
+    """Show a progress bar on stderr if it is a terminal; yield update(done, total). `later`: from the first one on."""
     if hidden or run.quiet or not watched():
         yield lambda done, total: None
         return

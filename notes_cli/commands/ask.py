@@ -479,8 +479,7 @@ def keys_of(names: Collection[str]) -> tuple[str, ...]:
 
 
 def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> Request:
-    """Return the request of a line, with defaults from the command line. Raises NotesError for an invalid key or
-    value."""
+    """Return the request of a line, with defaults from the command line. Raises NotesError if it is invalid."""
     options: dict[str, Any] = {}
     keys = keys_of(names)
     for name, value in line.items():

@@ -97,8 +97,7 @@ def keys_of(command: click.Command) -> set[str]:
 
 
 def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
-    """Return the settings of config.yaml for the command `name`: those under its name override those for all
-    `commands`."""
+    """Return the settings of config.yaml for the command `name`: those under its name override those for all."""
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
     specific = specific if isinstance(specific, dict) else {}

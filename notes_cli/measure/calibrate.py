@@ -139,8 +139,7 @@ def calibrate(
 
 
 def _duration(workspace: Workspace, cases: Sequence[Case], pairs: Sequence[Pair], kept: Collection[str]) -> str:
-    """Return a text that estimates the duration from three decisions of the first case. `kept`: steps measured
-    earlier."""
+    """Estimate the duration, as a text, from three decisions of the first case. `kept`: steps measured earlier."""
     case = cases[0]
     prompt = _prompt(case, compile_skill(workspace, case.skill))
     whole, reasoned = (

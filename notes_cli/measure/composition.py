@@ -78,8 +78,7 @@ def decide(
 
 
 class Tally:
-    """Decisions by setting (`what`), its value (`name`) and `way` (such as direct or reasoned), in order of the
-    cases."""
+    """Decisions by setting (`what`), its value (`name`) and `way` (such as reasoned), in the order of the cases."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[Any]] = []  # JSON values

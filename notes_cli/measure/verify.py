@@ -112,8 +112,7 @@ def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
 
 
 def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -> Parting | None:
-    """Return where an answer differs from the recompute's; None for equal ones and for choices. Calls `noise` only
-    then."""
+    """Return where an answer differs from the recompute's; None, without a call of `noise`, if equal or a choice."""
     if answer.text == reference.text or not (answer.logits and reference.logits):
         return None
     same = [a == b for a, b in zip(answer.tokens, reference.tokens, strict=False)]

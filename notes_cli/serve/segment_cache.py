@@ -59,8 +59,7 @@ class Compute(Protocol):
 
 
 class SegmentCache:
-    """The skills and images of a workspace's library. Any thread may use it, except that `image` waits for the decode
-    thread."""
+    """The skills and images of a workspace's library. Any thread may use it; `image` waits for the decode thread."""
 
     def __init__(self, workspace: Workspace, compute: Compute) -> None:
         self._workspace, self._compute = workspace, compute
@@ -121,8 +120,7 @@ class SegmentCache:
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
     def with_runs(self, tokens: Tokens, texts: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
-        """Open the skills and tool sets that have runs of these tokens in common with the `texts` [first, last)
-        of them."""
+        """Open the skills and tool sets that share runs of tokens with these: with their `texts` [first, last)."""
         infos = [info for info in self.known() if not (info.prefix_only or info.media)]
         with self._lock:
             if len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):

@@ -264,8 +264,7 @@ class Upstream:
             raise Refused(502, f"{name} {failure}: {error or type(error).__name__}", code=code) from error
 
     def _refuse_errors(self, status: int, data: bytes) -> None:
-        """Raises Refused for a reply that the client must not see: a failure of the other server, or the refusal of its
-        key."""
+        """Raises Refused for a reply that the client must not see: a failure of that server, a refusal of its key."""
         message = f"the upstream {self._target.url} answers {status}"
         if status in (401, 403):
             raise Refused(502, f"{message}: NOTES_UPSTREAM_KEY must be a key that it accepts", code="upstream_key")
@@ -346,8 +345,7 @@ class Upstream:
 
 
 def _end_of_event(data: bytes, searched: int) -> int:
-    """Return the end of the first event, after its empty line, which is not in the bytes `searched`; 0 if it is not
-    complete."""
+    """Return the end of the first event, after its empty line, which is not in the bytes `searched`; 0: incomplete."""
     ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark, searched)) >= 0]
     return min(ends, default=0)
 

@@ -63,8 +63,7 @@ def save(stored: SessionFolder, out: BinaryIO) -> int:
 
 
 def faults(stored: SessionFolder) -> Iterator[tuple[Path, str]]:
-    """Check the K/V files that a session needs. Yields each damaged file with the reason; for a missing file, the
-    ledger."""
+    """Yield each damaged K/V file that a session needs, with the reason; for a missing file, the ledger."""
     ledger = read_ledger(stored.ledger.read_bytes()[: stored.end])
     paths = _existing_rows(stored, ledger)
     for path in paths.values():

@@ -129,8 +129,7 @@ def amended(skill: SkillText, changed: Change) -> SkillText:
 
 
 def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
-    """Return the skill as a segment without K/V at its position. Raises SessionError if the sequence has another text
-    there."""
+    """Return the skill as a segment without K/V at its position. Raises SessionError if its text is not there."""
     first, last = skill.position, skill.position + skill.tokens
     actual, text = kv.text_bytes(first, last), skill.text.encode()
     if actual not in (text, b" " + text):  # SentencePiece adds a leading space
@@ -426,8 +425,7 @@ class Editor:
         return record is not None and record.edits_rows
 
     def _changes(self, values: Iterable[tuple[Reference, str]]) -> list[_Changed]:
-        """Return the changes in place that new values make in the skills, by position; none where that is not
-        possible."""
+        """Return the changes in place that new values make in the skills, by position; none if not possible."""
         by_skill: dict[str, dict[str, str]] = {}
         for reference, value in values:
             by_skill.setdefault(reference.skill, {})[reference.field] = value

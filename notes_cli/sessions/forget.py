@@ -227,8 +227,7 @@ class Forgetter:
         )
 
     def _opens_message(self, asked: Entry, first: int) -> bool:
-        """Return True if the text between system message and question is the template's, not an empty line within one
-        message."""
+        """Return True if the text before the question is the template's, not an empty line within one message."""
         if self._kv.text_bytes(asked.position, first).strip():
             return True
         runs = build(self._workspace.template, asking("?", system="s"))[-1].runs
@@ -380,8 +379,7 @@ class Forgetter:
         return [*tokens, *self._state.tokens[done : entry.end]]
 
     def _rest(self, parts: Parts, entries: list[Entry], patches: Sequence[Patch]) -> tuple[State, tuple[str, ...]]:
-        """Return the remaining state, and the removed skills. Raises SessionError if a remaining turn corrects one of
-        these."""
+        """Return the remaining state, and the removed skills. Raises SessionError if a turn that stays corrects one."""
         state, shift = self._state, position_map(patches)
         emptied = {
             turn: as_question([(result.name, "") for result in pieces_of_kind(state, turn, "tool")])

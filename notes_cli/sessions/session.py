@@ -100,8 +100,7 @@ class Session(AbstractContextManager["Session"]):
         return run(self.workspace, self._job(request, callbacks))
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-        """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
-        earlier."""
+        """As `ask`, streaming. The turn is committed when the answer is complete, not if the stream is closed."""
         return (yield from stream(self.workspace, lambda callbacks: self._job(request, callbacks), callbacks))
 
     def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
@@ -202,8 +201,7 @@ class Session(AbstractContextManager["Session"]):
         check_moves(self._kv, f"the memory of session {name} cannot be moved", Help.UNDO(name=name), memory=True)
 
     def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
-        """Open the skills of a request. Raises EngineError, with the context length for the whole turn, if one does not
-        fit."""
+        """Open the skills of a request. Raises EngineError, with the length of the whole turn, if one does not fit."""
         try:
             return open_requested(self.workspace, request, callbacks)
         except EngineError as error:
@@ -538,8 +536,7 @@ class Session(AbstractContextManager["Session"]):
         return Forgetter(self._kv).forget(names, method, dry=dry)
 
     def undo(self) -> Line:
-        """Undo the last turn, edit, compaction or cut, restoring the exact K/V. Raises SessionError if there is
-        none."""
+        """Undo the last turn, edit, compaction or cut, with the exact K/V. Raises SessionError if there is none."""
         return self._kv.undo()
 
 
@@ -616,8 +613,7 @@ def correcting(
 
 
 def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
-    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
-    has."""
+    """Return errata for new values of fields, as in `correcting`. Raises SkillError for a field that no skill has."""
     known = known_fields(*skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():

@@ -334,8 +334,7 @@ class State:
         return sum(last - first for first, last in places)
 
     def _replace_memory(self, line: Line, skills: Sequence[SkillText]) -> None:
-        """Take the old copy of the memory out of the skills, for the new one among `skills`, and drop its outdated
-        values."""
+        """Replace the old copy of the memory by the one among `skills`, and drop its outdated values."""
         memory, before = Memory.from_dict(line["memory"]), self.memory
         if "cut" in line:
             number_of(line, "cut")
