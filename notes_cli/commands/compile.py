@@ -383,7 +383,9 @@ def watch_command(
       notes watch skills/ notes.md
       notes watch --all --json
     """
-    from notes_cli.runtime.freshness import Files, Sources, Watched, file_stamp
+    from notes_cli.runtime.compile import skill_of
+    from notes_cli.runtime.freshness import Files, Shape, Sources, Watched, file_stamp
+    from notes_cli.text.skill import load_skill
 
     watched, files = Watched(), Files()
     files.add(_files(sources, all_))
@@ -394,10 +396,31 @@ def watch_command(
         def update(path: Path, stamp: FileStamp, *, first: bool = False) -> None:
             """Compile the skills that depend on a file, and mark it as handled, with the images in its text that no
             other skill depends on."""
-            images = _images(opened, path)
+            images: dict[Path, FileStamp] = {}
+            with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
+                links = load_skill(path).links if opened.workspace.has_vision else ()
+                found = [Path(link.path).absolute() for link in links if not link.why]
+                images = {image: file_stamp(image) for image in found}
             files.set_images(path, images)
-            skills = files.skills(path)
-            _compile_all(opened, Sources(library()), skills, path, json_, named=not (sources or all_), first=first)
+            words, skills, done = Sources(library()), files.skills(path), set[str]()
+            for word in skills:
+                try:
+                    source = words.read(word) if sources or all_ else words.library_skill(word)
+                    name = source.skill.name
+                    if name in done:  # two words for one skill
+                        continue
+                    done.add(name)
+                    shape = shape_of(opened, words, words.readable_skill(name) or source, Shape(None, kv=None))
+                    skill = skill_of(opened.workspace, source.skill)
+                    how = attributes(shape, "influence", "blocks", "kv")
+                    compiled = opened.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
+                except NotesError as error:
+                    _print_event(json_, event="failed", source=str(path), error=worded(error))
+                    continue
+                if compiled.reasons or not first:
+                    event = "compiled" if compiled.reasons else "up_to_date"
+                    facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
+                    _print_event(json_, event=event, source=str(path), **facts)
             exclusive = {image: seen for image, seen in images.items() if set(files.skills(image)) <= set(skills)}
             for handled, seen in {**exclusive, path: stamp}.items():
                 watched.mark_handled(handled, seen)
@@ -441,52 +464,12 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     return files
 
 
-def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
-    """Return the images in a text and their stamps, if the model has vision."""
-    from notes_cli.runtime.freshness import file_stamp
-    from notes_cli.text.skill import load_skill
-
-    with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
-        links = load_skill(path).links if model.workspace.has_vision else ()
-        images = [Path(link.path).absolute() for link in links if not link.why]
-        return {image: file_stamp(image) for image in images}
-    return {}
-
-
 def _file(skill: Skill | ToolSet) -> Path:
     """Return the file of a skill in the library. Raises SkillError for several files."""
     files = files_of(skill.source)
     if len(files) > 1:
         raise SkillError(f"{skill.name} was compiled of {len(files)} files together", "Run: notes compile --stale")
     return Path(skill.source)
-
-
-def _compile_all(
-    model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, named: bool, first: bool = False
-) -> None:
-    """Compile the skills that depend on a file, and print events. `named`: the words are names in the library, not
-    files. `first`: print nothing for skills that are up to date."""
-    from notes_cli.runtime.compile import skill_of
-    from notes_cli.runtime.freshness import Shape
-
-    done = set[str]()
-    for word in skills:
-        try:
-            source = words.library_skill(word) if named else words.read(word)
-            name = source.skill.name
-            if name in done:  # two words for one skill
-                continue
-            done.add(name)
-            shape = shape_of(model, words, words.readable_skill(name) or source, Shape(None, kv=None))
-            skill, how = skill_of(model.workspace, source.skill), attributes(shape, "influence", "blocks", "kv")
-            compiled = model.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
-        except NotesError as error:
-            _print_event(json_, event="failed", source=str(path), error=worded(error))
-            continue
-        if compiled.reasons or not first:
-            event = "compiled" if compiled.reasons else "up_to_date"
-            facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
-            _print_event(json_, event=event, source=str(path), **facts)
 
 
 def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:

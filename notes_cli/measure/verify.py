@@ -312,8 +312,42 @@ def verify(
     prompts = [replace(corrected, question=question) for corrected in corrections for question in questions]
     segments = prompt.segments
     small = [(segment.name, segment.kv, segment.nbytes) for segment in segments if any(quantized(segment.kv))]
-    places: dict[str, list[int]] = {segment.name: [] for segment in segments}
-    cases = tuple(_measure(workspace, asked, choices, seam, progress, places) for asked in prompts)
+    places: dict[str, list[int]] = {segment.name: [] for segment in segments}  # where they were spliced
+
+    def measure(asked: Prompt) -> Case:
+        with assemble(workspace, asked, seam=seam, room=ANSWER) as spliced:
+            logits = spliced.logits()
+            moved = [piece for piece in spliced.pieces if piece.moved]
+            for piece in moved:
+                first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
+                places[piece.name].append(first.position)
+            count = spliced.count("spliced")
+            answer = answered(spliced, choices)
+        expected, reference_answer = recomputed(workspace, asked, choices, progress)
+        corrected = _corrected(workspace, asked, choices, progress)
+        expected_text, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
+        values = [value.strip() for _, value in asked.values]
+        missing = tuple(value for value in values if value.casefold() in expected_text and value.casefold() not in text)
+        return Case(
+            question=asked.question,
+            errata=(
+                *(f"{name}={value}" for name, value in asked.fields.items()),
+                *(each.text for each in asked.errata),
+            ),
+            cosine=cosine(logits, expected),
+            kl=divergence(logits, expected),
+            same_top=same_top(logits, expected),
+            decision=answer.text,
+            reference=reference_answer.text,
+            margin=reference_answer.margin,
+            corrected=corrected.text if corrected else None,
+            spliced=count,
+            moved=bool(moved),
+            parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
+            missing=None if choices else missing,
+        )
+
+    cases = tuple(map(measure, prompts))
     rows = [(segment.name, check_rows(workspace, segment, places[segment.name], progress)) for segment in segments]
     return Report(cases, system=prompt.system or "", small=tuple(small), rows=tuple(rows))
 
@@ -339,46 +373,6 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
     changed = change(workspace.model, segment, values)
     bare = replace(segment, fields=(), layers=())
     return replace(bare, text=changed.text, tokens=changed.tokens) if changed else bare
-
-
-def _measure(
-    workspace: Workspace,
-    prompt: Prompt,
-    choices: Sequence[str] | None,
-    seam: int,
-    progress: Progress | None,
-    places: dict[str, list[int]],
-) -> Case:
-    """Measure one question. Adds the positions where skills were spliced to `places`."""
-    with assemble(workspace, prompt, seam=seam, room=ANSWER) as spliced:
-        logits = spliced.logits()
-        moved = [piece for piece in spliced.pieces if piece.moved]
-        for piece in moved:
-            first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
-            places[piece.name].append(first.position)
-        count = spliced.count("spliced")
-        answer = answered(spliced, choices)
-
-    expected, reference_answer = recomputed(workspace, prompt, choices, progress)
-    corrected = _corrected(workspace, prompt, choices, progress)
-    expected_text, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
-    values = [value.strip() for _, value in prompt.values]
-    missing = tuple(value for value in values if value.casefold() in expected_text and value.casefold() not in text)
-    return Case(
-        question=prompt.question,
-        errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(each.text for each in prompt.errata)),
-        cosine=cosine(logits, expected),
-        kl=divergence(logits, expected),
-        same_top=same_top(logits, expected),
-        decision=answer.text,
-        reference=reference_answer.text,
-        margin=reference_answer.margin,
-        corrected=corrected.text if corrected else None,
-        spliced=count,
-        moved=bool(moved),
-        parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
-        missing=None if choices else missing,
-    )
 
 
 def _corrected(
