@@ -70,7 +70,6 @@ def with_question_options(method: F) -> F:
 
 
 def _option_parameters() -> Iterator[Parameter]:
-    """Yield a parameter for each option, with its default."""
     defaults: dict[str, Any] = {}
     for item in (*fields(SamplerOptions), *fields(Request)):
         defaults[item.name] = item.default if item.default_factory is MISSING else item.default_factory()

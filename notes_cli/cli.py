@@ -18,6 +18,7 @@ import click
 
 from notes_cli import __version__, output, signals
 from notes_cli.commands.terminal import add_common_options, defaults_of, keys_of, settings_for
+from notes_cli.config import aliases, load_config
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -117,20 +118,16 @@ def command_named(name: str) -> click.Command:
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        output.result(f"notes {__version__}{_native_version()}")
-        ctx.exit()
-
-
-def _native_version() -> str:
-    """Return the version of the native library; "" if it cannot be loaded, which `notes doctor` explains."""
-    try:
+    if not value or ctx.resilient_parsing:
+        return
+    native = ""
+    with suppress(NotesError, OSError):  # `notes doctor` explains it
         from notes_cli.engine import devices
 
         versions = devices.versions()
-    except (NotesError, OSError):
-        return ""
-    return f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
+        native = f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"
+    output.result(f"notes {__version__}{native}")
+    ctx.exit()
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -146,8 +143,6 @@ def cli(ctx: click.Context) -> None:
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
       notes verify returns --erratum "date=2026-07-01"
     """
-    from notes_cli.config import aliases, load_config
-
     name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
     if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
@@ -169,8 +164,7 @@ def cli(ctx: click.Context) -> None:
         defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
     defaults |= _project_defaults(command, name, arguments)
     ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
-    if defaults.get("json_"):
-        output.want_json()
+    output.run.json = output.run.json or bool(defaults.get("json_"))
 
 
 def _project_defaults(command: click.Command, name: str, arguments: Collection[str]) -> dict[str, Any]:
@@ -204,17 +198,13 @@ def _check_settings(settings: dict[str, Any], running: str) -> None:
 
 
 def _is_known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
-    return any(_as_flag(key) in keys_of(command_named(name)) for name in (running, *others))
-
-
-def _as_flag(key: object) -> str:
-    return str(key).replace("_", "-")
+    return any(str(key).replace("_", "-") in keys_of(command_named(name)) for name in (running, *others))
 
 
 def _unknown_setting(key: object, known: Collection[str], where: str) -> NotesError:
     import difflib
 
-    near = difflib.get_close_matches(_as_flag(key), known, n=1)
+    near = difflib.get_close_matches(str(key).replace("_", "-"), known, n=1)
     hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
     return NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
 
@@ -304,7 +294,7 @@ def _command_path(arguments: list[str]) -> str:
 def _failed(error: Exception, arguments: list[str]) -> int:
     """Print an error in one line (what, which value, what to do) and return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        output.page(error.format_message())
+        output.log(error.format_message() + "\n")
         return USAGE
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else _command_path(arguments)

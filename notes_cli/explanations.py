@@ -55,7 +55,6 @@ _DIFFERENCES = {
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return attributes by name, as keys of a JSON document."""
     return {name: getattr(value, name) for name in names}
 
 
@@ -98,7 +97,6 @@ def _selection(piece: Piece | Origin) -> list[str]:
 
 
 def edit_why(origin: Origin) -> str:
-    """Describe what an edit of a session changed."""
     parts = [f"{origin.rewritten} row{'s' * (origin.rewritten != 1)} recomputed"] if origin.rewritten else []
     parts += _selection(origin)
     if origin.erratum:
@@ -109,7 +107,6 @@ def edit_why(origin: Origin) -> str:
 
 
 def entry_why(entry: Entry) -> str:
-    """Describe the origin of an entry of a session."""
     from notes_cli.sessions.state import TRACE
 
     if entry.kind == TRACE:
@@ -123,7 +120,6 @@ def difference_why(cause: Cause, where: Sequence[str]) -> str:
 
 
 def as_json(piece: Piece) -> dict[str, Any]:
-    """Return a piece as in docs/json.md."""
     keys = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes", "refused", "reason")
     return {**attributes(piece, *keys), "why": why(piece)}
 
@@ -179,7 +175,6 @@ def turn_as_json(
 
 
 def figures_as_json(answer: Answer, started: float) -> dict[str, Any]:
-    """Return tokens and times of an answer as in docs/json.md."""
     times = {
         "load": answer.begun + answer.load - started,
         "splice": answer.splice,
@@ -215,7 +210,6 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan of a prompt as in docs/json.md."""
     facts = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
     return {**facts, "pieces": [as_json(piece) for piece in plan.sequence.pieces]}
 
@@ -232,5 +226,4 @@ def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, An
 
 
 def explanation(pieces: Sequence[Piece], counts: dict[str, Any], notices: Sequence[str]) -> dict[str, Any]:
-    """Return pieces and counts of a prompt as in docs/json.md."""
     return {"pieces": [as_json(piece) for piece in pieces], "counts": counts, "notices": list(notices)}

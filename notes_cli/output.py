@@ -50,41 +50,25 @@ def clean(text: str) -> str:
     return _HARMFUL.sub(_escaped, text)
 
 
-@dataclass(slots=True)
-class _Run:
-    """Settings and state of this run of `notes`."""
-
-    json: bool = False  # print errors as JSON, too
-    printed: bool = False  # a JSON document was printed
-    colour: str = "auto"
-    quiet: bool = False  # print errors only
-
-
-_run = _Run()
-
-
-def begin(*, json: bool) -> None:
-    """Reset the state for a new run. `json`: print errors as JSON on stdout in addition to stderr."""
-    _run.json, _run.printed = json, False
-    _run.colour, _run.quiet = "auto", False
-
-
-def want_json() -> None:
-    _run.json = True
-
-
 COLOURS = ("auto", "always", "never")
 
 
-def colour(when: str, *, setting: bool = False) -> None:
-    """Set when to use colour, one of COLOURS. Environment variables override a `setting` of config.yaml."""
-    if not (setting and any(os.environ.get(name) for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"))):
-        _run.colour = when
+@dataclass(slots=True)
+class Run:
+    """Settings and state of a run of `notes`."""
+
+    json: bool = False  # print errors as JSON on stdout, too
+    printed: bool = False  # a JSON document was printed
+    colour: str = "auto"  # one of COLOURS
+    quiet: bool = False  # print nothing but errors on stderr, and no progress
 
 
-def set_quiet() -> None:
-    """Print nothing but errors on stderr, and no progress."""
-    _run.quiet = True
+run = Run()
+
+
+def begin(*, json: bool) -> None:
+    """Reset the state for a new run."""
+    run.json, run.printed, run.colour, run.quiet = json, False, "auto", False
 
 
 def open_streams() -> None:
@@ -141,32 +125,20 @@ def flush() -> None:
 
 def say(message: str) -> None:
     """Print a line on stderr, unless quiet."""
-    if not _run.quiet:
-        _print_line(message)
-
-
-def _print_line(message: str) -> None:
-    _print(clean(message).replace("\n", "\\n") + "\n")
-
-
-def page(text: str) -> None:
-    """Print lines on stderr, even if quiet."""
-    _print(clean(text) + "\n")
+    if not run.quiet:
+        log(message.replace("\n", "\\n") + "\n")
 
 
 def log(text: str) -> None:
-    _print(clean(text))
-
-
-def _print(text: str) -> None:
+    """Print a text on stderr, even if quiet."""
     with suppress(OSError):  # a closed stderr stops nothing
-        click.echo(text, sys.stderr, nl=False)
+        click.echo(clean(text), sys.stderr, nl=False)
 
 
 def fail(message: str, status: int) -> int:
     """Print an error on stderr, and as JSON on stdout if requested and no document was printed; return `status`."""
-    _print_line(f"notes: {message}")
-    if _run.json and not _run.printed:
+    log(f"notes: {message}".replace("\n", "\\n") + "\n")
+    if run.json and not run.printed:
         with suppress(OutputError):
             as_json({"version": 1, "error": {"message": message, "status": status}})
     return status
@@ -209,7 +181,7 @@ def as_json(value: Any, indent: int | None = 2) -> None:
     """Print a JSON document on stdout, with harmful characters escaped. `indent`: None for one line."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     _write(_JSON_HARMFUL.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
-    _run.printed = True
+    run.printed = True
 
 
 def document(facts: dict[str, Any], text: str, json_: bool) -> None:
@@ -239,8 +211,8 @@ def confirmed(question: str, refusal: str, unchanged: str) -> bool:
 def _coloured(on_terminal: bool) -> bool:
     """True if a stream gets colour: by --color, else by no-color.org and CLICOLOR (empty variables do not count, 0 does
     not force), else on a terminal."""
-    if _run.colour != "auto":
-        return _run.colour == "always"
+    if run.colour != "auto":
+        return run.colour == "always"
     if os.environ.get("NO_COLOR"):
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -262,7 +234,6 @@ def _console(*, err: bool = False, width: int | None = None) -> Console:
 
 
 def width(default: int) -> int:
-    """Return the terminal's columns, or `default` if stdout is not a terminal."""
     return _console().width if terminal() else default
 
 
@@ -276,10 +247,9 @@ def styled(parts: Iterable[tuple[str, str]]) -> None:
 
 def aside(text: str) -> None:
     """Print a part of the reasoning, or a remark, on stderr, dimmed on a terminal."""
-    if _run.quiet:
-        return
-    with suppress(OSError):
-        _console(err=True).out(clean(text), style="dim", highlight=False, end="")
+    if not run.quiet:
+        with suppress(OSError):
+            _console(err=True).out(clean(text), style="dim", highlight=False, end="")
 
 
 def sentence(text: str) -> None:
@@ -298,7 +268,6 @@ def fitting(line: str, shorter: str) -> str:
 
 
 def cells(text: str) -> int:
-    """Return the columns of a terminal that a text takes."""
     from rich.cells import cell_len
 
     return cell_len(clean(text))
@@ -385,9 +354,8 @@ def clear() -> None:
 def progress(
     label: str, unit: str = "tokens", hidden: bool = False, later: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar with speed and ETA on stderr if it is a terminal; yield update(done, total). `later`: from
-    the first update on."""
-    if hidden or _run.quiet or not watched():
+    """Show a progress bar on stderr if it is a terminal; yield update(done, total). `later`: from the first one on."""
+    if hidden or run.quiet or not watched():
         yield lambda done, total: None
         return
     bar = _Bar(label, unit)

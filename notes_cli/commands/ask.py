@@ -40,6 +40,7 @@ from notes_cli.commands.options import (
     temperature_option,
     think_option,
 )
+from notes_cli.commands.remedies import print_notice, worded
 from notes_cli.commands.request import (
     AnswerPrinter,
     AskCommand,
@@ -52,6 +53,7 @@ from notes_cli.commands.request import (
 from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
+from notes_cli.text.names import human_time
 
 if TYPE_CHECKING:
     from notes_cli.runtime.request import Request
@@ -301,7 +303,6 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
 
 
 def _times(document: Mapping[str, Any]) -> str:
-    """Return the line of --verbose: tokens, times and speed."""
     tokens, ms = document["tokens"], document["ms"]
     line = f"{tokens['total']} tokens, {tokens['spliced']} of them spliced, in {ms['prompt']:.0f} ms"
     line += f"; the first of the answer after {ms['first_token']:.0f} ms"
@@ -314,8 +315,6 @@ def _times(document: Mapping[str, Any]) -> str:
 def _gain(document: Mapping[str, Any]) -> str:
     """Return the line of --gain: tokens spliced and decoded, time to the first token (with reasoning, to the end of the
     prompt), and the prefill time saved."""
-    from notes_cli.text.names import human_time
-
     tokens, ms = document["tokens"], document["ms"]
     event, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
     rest = f"spliced, {tokens['decoded']:,} decoded; {event} in {human_time(wait / 1000)}{_saved(document)}"
@@ -324,8 +323,6 @@ def _gain(document: Mapping[str, Any]) -> str:
 
 def _saved(document: Mapping[str, Any]) -> str:
     """Return the prefill time saved as the end of a line, "" if unknown."""
-    from notes_cli.text.names import human_time
-
     saved = document["ms"]["saved"]
     return f", saved {human_time(saved / 1000)} of prefill" if saved else ""
 
@@ -359,7 +356,6 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], names: Collection[str]) -> None:
     """Answer the questions of a file or of stdin ("-"). `names`: parameters that are options of the request. Raises
     NotesError at the end if a line failed."""
-    from notes_cli.commands.remedies import print_notice, worded
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
@@ -479,13 +475,11 @@ def _refuse_constant(text: str) -> None:
 
 
 def keys_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the keys that a line may have, for these options of a request."""
     return ("question", "id", *(name for name in names if name not in _NO_KEYS))
 
 
 def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> Request:
-    """Return the request of a line, with defaults from the command line. Raises NotesError for an invalid key or
-    value."""
+    """Return the request of a line, with defaults from the command line. Raises NotesError if it is invalid."""
     options: dict[str, Any] = {}
     keys = keys_of(names)
     for name, value in line.items():

@@ -123,8 +123,7 @@ def _body(ask: AskCommand, options: Options) -> Json:
 
 
 def _skills(words: Sequence[str]) -> dict[str, str]:
-    """Map words of the command line to names of compiled skills. Raises Declined for files, which a server does not
-    open."""
+    """Map words of the command line to names of compiled skills. Raises Declined for files: a server opens none."""
     known = {name for name, _ in segment_files(config.paths().library)} if words else set()
     names = {}
     for word in words:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def lengths(value: Any) -> tuple[int, ...]:
-    """Convert numbers of tokens, separated by commas."""
     if isinstance(value, tuple):
         return value
     return tuple(int(Number(1).convert(word.strip(), None, None)) for word in str(value).split(","))
@@ -96,28 +95,27 @@ def _times(times: Times) -> str:
 
 
 def _as_json(speed: Speed) -> dict[str, Any]:
+    def spread(times: Times) -> dict[str, Any]:
+        return {**attributes(times, "median", "low", "high"), "runs": len(times.seconds)}
+
+    lengths = [
+        {
+            "tokens": length.tokens,
+            "cache_bytes": length.cached,
+            "file_bytes": length.stored,
+            **{name: spread(getattr(length, name)) for name in ("prefill", "splice", "question")},
+            "write": length.write,
+            "prefill_over_splice": length.prefill.over(length.splice),
+            "pays_from": length.pays_from,
+        }
+        for length in speed.lengths
+    ]
     return {
         **attributes(speed, "model", "threads", "flash_attention", "cache"),
         "question": speed.wanted.question,
-        "lengths": [_length(length) for length in speed.lengths],
+        "lengths": lengths,
         "left_out": [attributes(length, "tokens", "why") for length in speed.left_out],
     }
-
-
-def _length(length: Length) -> dict[str, Any]:
-    return {
-        "tokens": length.tokens,
-        "cache_bytes": length.cached,
-        "file_bytes": length.stored,
-        **{name: _spread(getattr(length, name)) for name in ("prefill", "splice", "question")},
-        "write": length.write,
-        "prefill_over_splice": length.prefill.over(length.splice),
-        "pays_from": length.pays_from,
-    }
-
-
-def _spread(times: Times) -> dict[str, Any]:
-    return {**attributes(times, "median", "low", "high"), "runs": len(times.seconds)}
 
 
 ENDINGS = (".png", ".svg")

@@ -127,7 +127,6 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 
 
 def print_profile(profile: Profile) -> None:
-    """Print the figures of each method, the finding, the verdicts, and the chosen settings."""
     from notes_cli.measure.calibrate import finding, method_rows
 
     rows = list(method_rows(profile))
@@ -218,18 +217,15 @@ def ls(quiet: bool, json_: bool) -> None:
     elif not found:
         output.say(f"no profiles yet in {profiles.folder}. Measure a model: notes calibrate")
     else:
-        columns = ("name", "model", "cache", "direct", "reasoned", "cases", "measured")
-        output.table(columns, [_row(facts) for facts in found])
-
-
-def _row(facts: dict[str, Any]) -> tuple[str, ...]:
-    if facts["problem"]:
-        return (facts["name"], facts["problem"], *[""] * 5)
-    identity, methods = facts["identity"], facts["methods"]
-    return (
-        *(facts["name"], f"{identity['model']} {identity['quantization']}", facts["cache"]),
-        *(methods["direct"], methods["reasoned"], str(facts["cases"]), facts["created"][:10]),
-    )
+        columns, rows = ("name", "model", "cache", "direct", "reasoned", "cases", "measured"), []
+        for facts in found:
+            if facts["problem"]:
+                rows.append((facts["name"], facts["problem"], *[""] * 5))
+                continue
+            model = f"{facts['identity']['model']} {facts['identity']['quantization']}"
+            used = facts["methods"]["direct"], facts["methods"]["reasoned"]
+            rows.append((facts["name"], model, facts["cache"], *used, str(facts["cases"]), facts["created"][:10]))
+        output.table(columns, rows)
 
 
 @profile_command.command("show")
@@ -259,7 +255,4 @@ def rm(names: tuple[str, ...], json_: bool) -> None:
     for name in names:  # all or nothing: a typing error removes nothing
         profiles.named(name)
     removed = [str(profiles.remove(name)) for name in dict.fromkeys(str(profiles.named(word).stem) for word in names)]
-    if json_:
-        output.as_json({"version": 1, "removed": removed})
-    else:
-        output.data("\n".join(removed))
+    output.document({"removed": removed}, "\n".join(removed), json_)

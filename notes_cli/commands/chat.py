@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from notes_cli.commands.options import (
     think_option,
     without_memory,
 )
+from notes_cli.commands.remedies import worded
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import standard_input
 from notes_cli.errors import NotesError
@@ -110,8 +111,6 @@ class Chat:
 
     def handle(self, line: str) -> bool:
         """Answer a question, or run a command. Returns False at the end. Errors are printed."""
-        from notes_cli.commands.remedies import worded
-
         try:
             if line.startswith("/"):
                 return self._run(*line[1:].split(maxsplit=1))
@@ -128,20 +127,36 @@ class Chat:
             output.say(f"left out, because no question followed: {output.line(', '.join(self._typed))}")
 
     def _run(self, command: str = "", argument: str = "") -> bool:
-        commands: dict[str, Callable[[str], object]] = {
-            "erratum": self._add_erratum,
-            "splice": self._add_skill,
-            "skills": self._list_skills,
-            "show": self._show,
-            "undo": self._undo,
-            "help": lambda _: output.result(HELP),
-        }
-        if command in ("exit", "quit"):
-            return False
-        if command not in commands:
-            raise NotesError(f"there is no command /{command}", f"There are {', '.join(f'/{one}' for one in commands)}")
-        commands[command](argument.strip())
-        return True
+        argument = argument.strip()
+        if command == "erratum":
+            if not argument:
+                raise NotesError("/erratum needs a correction", "Write /erratum FIELD=VALUE, or a sentence")
+            self._errata.append(argument)
+            self._announce(argument)
+        elif command == "splice":
+            self._model.segment(argument)  # it exists and fits
+            self._splice.append(argument)
+            self._announce(argument)
+        elif command == "skills":
+            used = self._used | {*self._splice}
+            compiled = {entry.info.name for entry in self._model.workspace.library.entries() if entry.info}
+            for name in sorted(used | compiled):
+                output.result(f"{'*' if name in used else ' '} {name}")
+        elif command == "show":
+            from notes_cli.commands.session import print_conversation
+
+            if self._session.empty:
+                raise NotesError("there is no turn yet")
+            print_conversation(self._model.sessions.find(self._session.name).state)
+        elif command == "undo":
+            undone = self._session.undo()
+            output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
+        elif command == "help":
+            output.result(HELP)
+        elif command not in ("exit", "quit"):
+            names = "/erratum, /splice, /skills, /show, /undo, /help"
+            raise NotesError(f"there is no command /{command}", f"There are {names}")
+        return command not in ("exit", "quit")
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
@@ -158,37 +173,9 @@ class Chat:
                     output.say(f"left out from now on: {output.line(left_out)}")
                 raise
 
-    def _add_erratum(self, text: str) -> None:
-        if not text:
-            raise NotesError("/erratum needs a correction", "Write /erratum FIELD=VALUE, or a sentence")
-        self._errata.append(text)
-        self._announce(text)
-
-    def _add_skill(self, name: str) -> None:
-        self._model.segment(name)  # it exists and fits
-        self._splice.append(name)
-        self._announce(name)
-
     def _announce(self, typed: str) -> None:
         self._typed.append(typed)
         output.say(f"with the next question: {output.line(typed)}")
-
-    def _list_skills(self, _: str) -> None:
-        used = self._used | {*self._splice}
-        compiled = {entry.info.name for entry in self._model.workspace.library.entries() if entry.info}
-        for name in sorted(used | compiled):
-            output.result(f"{'*' if name in used else ' '} {name}")
-
-    def _show(self, _: str) -> None:
-        from notes_cli.commands.session import print_conversation
-
-        if self._session.empty:
-            raise NotesError("there is no turn yet")
-        print_conversation(self._model.sessions.find(self._session.name).state)
-
-    def _undo(self, _: str) -> None:
-        undone = self._session.undo()
-        output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
 
 
 def _interactive() -> bool:

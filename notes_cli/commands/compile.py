@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
 from notes_cli.explanations import attributes, storage_type
+from notes_cli.text.names import files_of, human_time, name_of
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
@@ -42,7 +44,6 @@ MOST_BLOCKS = 64
 
 
 def number_of_blocks(value: Any) -> Any:
-    """Convert a number of blocks, or `headings`."""
     if value == "headings":
         return value
     number = int(value) if str(value).isdecimal() else 0
@@ -170,6 +171,7 @@ def compile_command(
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.freshness import Shape, Source, Sources, places, skill_from_segment
+    from notes_cli.text.skill import TEXTS
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
     if bool(sources) + bool(sweeps) + (segment is not None) != 1:
@@ -178,11 +180,25 @@ def compile_command(
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words, joins = _expand_sources(sources, together, name, target)
     notify = (lambda text: None) if quiet or json_ or stale else output.say
-    for source in sources:
-        if notice := _count_texts(source, words):
-            notify(notice)
+    for source in sources:  # the texts of a folder without skills may surprise
+        count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
+        if count:
+            each = "a text, which becomes a skill" if count == 1 else f"{count:,} texts, each of which is a skill"
+            notify(f"{source} has {each}. Folders below it are left out")
     known = Sources(library(), notify)
-    failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
+    several = (len(words) > 1 and not joins) or bool(sweeps)
+    failed: dict[str, str] = {}  # errors by source; that of a single skill is raised
+
+    @contextmanager
+    def collecting(word: str) -> Iterator[None]:
+        try:
+            yield
+        except NotesError as error:
+            if not several:
+                raise
+            why = failed[word] = worded(error)
+            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
+
     skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
@@ -200,7 +216,7 @@ def compile_command(
         none = f"no Agent Skills in {', '.join(places())}" if all_ else f"no compiled skills yet in {library().folder}"
         output.say(none)
     for word, read in reads:
-        with failures.of(word):
+        with collecting(word):
             skills.append(read())
             for warning in skills[-1].warnings:
                 output.say(f"warning: {warning}")
@@ -208,7 +224,7 @@ def compile_command(
     if skills:
         with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
-                with failures.of(wanted.word):
+                with collecting(wanted.word):
                     shape = shape_of(opened, known, wanted, Shape(blocks, influence, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
@@ -216,10 +232,10 @@ def compile_command(
                     if not json_ and not (stale and done[-1]["up_to_date"]):
                         output.data(done[-1]["path"])
     if json_:
-        output.as_json({"version": 1, "compiled": done, "failed": failures.why})
+        output.as_json({"version": 1, "compiled": done, "failed": failed})
     elif stale and not quiet and (same := sum(facts["up_to_date"] for facts in done)):
         output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
-    return 1 if failures.why else 0
+    return 1 if failed else 0
 
 
 def _expand_sources(
@@ -242,34 +258,6 @@ def _expand_sources(
     return words, joins
 
 
-def _count_texts(source: str, words: Sequence[str]) -> str:
-    """Return a notice of the texts in a folder without skills, which may surprise; "" without any."""
-    from notes_cli.text.skill import TEXTS
-
-    count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
-    each = "a text, which becomes a skill" if count == 1 else f"{count:,} texts, each of which is a skill"
-    return f"{source} has {each}. Folders below it are left out" if count else ""
-
-
-class _Failures:
-    """Collects errors by source if there are `several`; a single skill raises its error."""
-
-    def __init__(self, *, several: bool) -> None:
-        self.why: dict[str, str] = {}  # by source
-        self._several = several
-
-    @contextmanager
-    def of(self, word: str) -> Iterator[None]:
-        """Print and record an error of a source in the block."""
-        try:
-            yield
-        except NotesError as error:
-            if not self._several:
-                raise
-            why = self.why[word] = worded(error)
-            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
-
-
 def _read(known: Sources, source: str, name: str | None) -> Source:
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
@@ -278,7 +266,6 @@ def _read(known: Sources, source: str, name: str | None) -> Source:
 
 def _join(known: Sources, words: list[str], name: str | None) -> Source:
     from notes_cli.runtime.freshness import Source
-    from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
     skills = [_read(known, word, None).skill for word in words]
@@ -291,8 +278,6 @@ def _join(known: Sources, words: list[str], name: str | None) -> Source:
 
 def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
     """Return the compile options of a skill: those given, else those of its segment in the library, else defaults."""
-    from dataclasses import replace
-
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import shape
 
@@ -343,7 +328,6 @@ def _compile(
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
     from notes_cli.runtime.recompile import NEW
-    from notes_cli.text.names import human_time
 
     part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"
     part = part if compiled.decoded < compiled.tokens else ""
@@ -399,7 +383,9 @@ def watch_command(
       notes watch skills/ notes.md
       notes watch --all --json
     """
-    from notes_cli.runtime.freshness import Files, Sources, Watched, file_stamp
+    from notes_cli.runtime.compile import skill_of
+    from notes_cli.runtime.freshness import Files, Shape, Sources, Watched, file_stamp
+    from notes_cli.text.skill import load_skill
 
     watched, files = Watched(), Files()
     files.add(_files(sources, all_))
@@ -410,10 +396,31 @@ def watch_command(
         def update(path: Path, stamp: FileStamp, *, first: bool = False) -> None:
             """Compile the skills that depend on a file, and mark it as handled, with the images in its text that no
             other skill depends on."""
-            images = _images(opened, path)
+            images: dict[Path, FileStamp] = {}
+            with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
+                links = load_skill(path).links if opened.workspace.has_vision else ()
+                found = [Path(link.path).absolute() for link in links if not link.why]
+                images = {image: file_stamp(image) for image in found}
             files.set_images(path, images)
-            skills = files.skills(path)
-            _compile_all(opened, Sources(library()), skills, path, json_, named=not (sources or all_), first=first)
+            words, skills, done = Sources(library()), files.skills(path), set[str]()
+            for word in skills:
+                try:
+                    source = words.read(word) if sources or all_ else words.library_skill(word)
+                    name = source.skill.name
+                    if name in done:  # two words for one skill
+                        continue
+                    done.add(name)
+                    shape = shape_of(opened, words, words.readable_skill(name) or source, Shape(None, kv=None))
+                    skill = skill_of(opened.workspace, source.skill)
+                    how = attributes(shape, "influence", "blocks", "kv")
+                    compiled = opened.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
+                except NotesError as error:
+                    _print_event(json_, event="failed", source=str(path), error=worded(error))
+                    continue
+                if compiled.reasons or not first:
+                    event = "compiled" if compiled.reasons else "up_to_date"
+                    facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
+                    _print_event(json_, event=event, source=str(path), **facts)
             exclusive = {image: seen for image, seen in images.items() if set(files.skills(image)) <= set(skills)}
             for handled, seen in {**exclusive, path: stamp}.items():
                 watched.mark_handled(handled, seen)
@@ -438,7 +445,6 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     """Return the files to watch, each with the words for its skills (a file may have several names). Raises NotesError
     for a source that is not a file."""
     from notes_cli.runtime.freshness import Sources
-    from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Sources(library())
@@ -458,54 +464,12 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     return files
 
 
-def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
-    """Return the images in a text and their stamps, if the model has vision."""
-    from notes_cli.runtime.freshness import file_stamp
-    from notes_cli.text.skill import load_skill
-
-    with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
-        links = load_skill(path).links if model.workspace.has_vision else ()
-        images = [Path(link.path).absolute() for link in links if not link.why]
-        return {image: file_stamp(image) for image in images}
-    return {}
-
-
 def _file(skill: Skill | ToolSet) -> Path:
     """Return the file of a skill in the library. Raises SkillError for several files."""
-    from notes_cli.text.names import files_of
-
     files = files_of(skill.source)
     if len(files) > 1:
         raise SkillError(f"{skill.name} was compiled of {len(files)} files together", "Run: notes compile --stale")
     return Path(skill.source)
-
-
-def _compile_all(
-    model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, named: bool, first: bool = False
-) -> None:
-    """Compile the skills that depend on a file, and print events. `named`: the words are names in the library, not
-    files. `first`: print nothing for skills that are up to date."""
-    from notes_cli.runtime.compile import skill_of
-    from notes_cli.runtime.freshness import Shape
-
-    done = set[str]()
-    for word in skills:
-        try:
-            source = words.library_skill(word) if named else words.read(word)
-            name = source.skill.name
-            if name in done:  # two words for one skill
-                continue
-            done.add(name)
-            shape = shape_of(model, words, words.readable_skill(name) or source, Shape(None, kv=None))
-            skill, how = skill_of(model.workspace, source.skill), attributes(shape, "influence", "blocks", "kv")
-            compiled = model.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
-        except NotesError as error:
-            _print_event(json_, event="failed", source=str(path), error=worded(error))
-            continue
-        if compiled.reasons or not first:
-            event = "compiled" if compiled.reasons else "up_to_date"
-            facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
-            _print_event(json_, event=event, source=str(path), **facts)
 
 
 def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:

@@ -41,8 +41,6 @@ OPTIONS = {FLAGS.get(key, key) for key in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A project file, as it was read."""
-
     path: Path  # absolute
     data: bytes
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import SkillName, library, model_option, named
+from notes_cli.commands.remedies import worded
 from notes_cli.errors import Help, ModelError, NotesError, SegmentError
 from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.names import human_age, human_time
@@ -28,19 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Row:
-    """A file of the library and the facts for the table."""
-
     entry: SegmentFile
-    kept: LibraryFile | None
+    file: LibraryFile
     stale: Sequence[Reason]
-
-    @property
-    def nbytes(self) -> int:
-        return self.kept.nbytes if self.kept else 0
-
-    @property
-    def uses(self) -> int:
-        return self.kept.uses if self.kept else 0
 
     @property
     def model(self) -> str:
@@ -66,10 +57,10 @@ class _Row:
 # Sort keys: name and model, or largest, newest, last used or most used first.
 SORTS: Mapping[str, Callable[[_Row], Any]] = {
     "name": lambda row: (row.entry.name, row.model),
-    "size": lambda row: -row.nbytes,
+    "size": lambda row: -row.file.nbytes,
     "age": lambda row: -row.written,
-    "used": lambda row: -(row.kept.last if row.kept else 0.0),
-    "uses": lambda row: -row.uses,
+    "used": lambda row: -row.file.last,
+    "uses": lambda row: -row.file.uses,
 }
 
 _SOURCES = {"": "not known", "-": "standard input"}
@@ -120,7 +111,7 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
         output.as_json([_facts(row) for row in rows])
     elif rows:
         _table(rows, long)
-        size = output.human_size(sum(row.nbytes for row in rows))
+        size = output.human_size(sum(row.file.nbytes for row in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
         output.sentence(f"{output.counted(len(rows), 'file')}, {size}{most} in {store.folder}")
         spliced = [row.spliced for row in rows]
@@ -136,8 +127,7 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
 
 
 def _rows(model: str | None) -> list[_Row]:
-    from notes_cli import config
-    from notes_cli.library.check import library_files
+    from notes_cli.library.check import LibraryFile, library_files
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import stale_reasons
 
@@ -147,19 +137,16 @@ def _rows(model: str | None) -> list[_Row]:
         return []
     files = {file.path: file for file in library_files(store.folder)}
     weights, profiles = _weights(model), Profiles(paths.profiles)
-    return [
-        _Row(
-            entry,
-            files.get(entry.path),
-            stale_reasons(entry, [other for other in entries if other.name == entry.name], profiles, weights),
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        file = files.get(entry.path) or LibraryFile(entry.name, entry.path, 0, 0, 0.0)  # a dangling link
+        others = [other for other in entries if other.name == entry.name]
+        rows.append(_Row(entry, file, stale_reasons(entry, others, profiles, weights)))
+    return rows
 
 
 def _weights(model: str | None) -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
-    from notes_cli import config
     from notes_cli.library.safe_files import known_sha256
     from notes_cli.runtime.naming import default_model, model_file
 
@@ -175,17 +162,15 @@ def _weights(model: str | None) -> str | None:
 
 
 def _facts(row: _Row) -> dict[str, Any]:
-    from notes_cli.commands.remedies import worded
-
     entry, used = row.entry, None
     facts = entry_as_json(entry, worded(entry.problem) if entry.problem else None)
     if entry.info is None:
         return facts
-    if row.kept and row.uses:
-        used = datetime.fromtimestamp(row.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if row.file.uses:
+        used = datetime.fromtimestamp(row.file.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         **facts,
-        "uses": row.uses,
+        "uses": row.file.uses,
         "used": used,
         "spliced": {**attributes(row.spliced, "times", "tokens"), "saved_ms": round(1000 * row.spliced.seconds)},
         "stale": [reason.kind.value for reason in row.stale],
@@ -197,12 +182,9 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
     """Print the table: in a pipe all columns with a line per file, on a terminal the columns that fit."""
     from notes_cli.library.store import source_text
 
-    shown: dict[str, list[str]] = {name: [] for name in ("name", "tokens", "size", "model", "compiled")}
-    shown |= {name: [] for name in (*(("uses", "used") if long else ()), "state", "fields")}
-    shown |= {"text": []} if long else {}
-    for row in rows:
-        for name, cells in shown.items():
-            cells.append(_cell(row, name))
+    more, last = (("uses", "used"), ("text",)) if long else ((), ())
+    names = ("name", "tokens", "size", "model", "compiled", *more, "state", "fields", *last)
+    shown = {name: [_cell(row, name) for row in rows] for name in names}
     if not output.terminal():
         output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
         return
@@ -212,7 +194,7 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
     room -= sum(_width(name, shown[name]) + _GAP for name in kept) - _GAP
     # Most important first: a single model is named below the table, several may wrap.
     important = ("tokens", "model", "size") if len(models) > 1 else ("tokens", "size", "model")
-    for name in (*important, "compiled", "fields", *(("text",) if long else ())):
+    for name in (*important, "compiled", "fields", *last):
         needed, free = _width(name, shown[name]), room - _GAP
         if name == "model" and needed > free and len(models) > 1:
             needed = max(_MODEL, _width(name, " ".join(models).split()))
@@ -245,7 +227,6 @@ def _cut(fields: str, most: int) -> str:
 
 
 def _cell(row: _Row, name: str) -> str:
-    from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
 
     info = row.entry.info
@@ -259,19 +240,18 @@ def _cell(row: _Row, name: str) -> str:
     if name == "tokens":
         return f"{len(info.tokens):,}" if output.terminal() else str(len(info.tokens))
     if name == "used":
-        return f"{human_age(row.kept.idle)} ago" if row.kept and row.uses else "never"
+        return f"{human_age(row.file.idle)} ago" if row.file.uses else "never"
     return {
         "size": output.human_size(info.nbytes),
         "model": row.model,
         "compiled": info.created[:10],
-        "uses": str(row.uses),
+        "uses": str(row.file.uses),
         "fields": ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields)),
         "text": _SOURCES.get(info.source, source_text(info.source)),
     }[name]
 
 
 def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """Return reasons why files are out of date, with names; in a pipe, unreadable files have theirs in the table."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         for reason in row.stale if row.entry.info or output.terminal() else ():

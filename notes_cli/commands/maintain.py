@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import SkillName, Target, json_option, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
-from notes_cli.text.names import parse_age, parse_size
+from notes_cli.text.names import parse_age, parse_size, typed
 
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
@@ -44,8 +44,6 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
       notes rm returns
       notes ls -q | xargs notes rm
     """
-    from notes_cli.text.names import typed
-
     store = library()
     known = set(store.names())
     names = tuple(dict.fromkeys(map(typed, names)))
@@ -169,8 +167,7 @@ def _print_files(files: Sequence[LibraryFile]) -> None:
 
 
 def _count_files(files: Sequence[LibraryFile]) -> str:
-    size = output.human_size(sum(file.nbytes for file in files))
-    return f"{counted(len(files), 'file')}, {size}"
+    return f"{counted(len(files), 'file')}, {output.human_size(sum(file.nbytes for file in files))}"
 
 
 @dataclass(slots=True)
@@ -196,7 +193,6 @@ def fsck_command(repair: bool, json_: bool) -> int:
       notes fsck
       notes fsck --repair
     """
-    from notes_cli import config
     from notes_cli.library.check import library_files
     from notes_cli.sessions.folder import Sessions
 
@@ -242,7 +238,6 @@ def fsck_command(repair: bool, json_: bool) -> int:
 
 def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
     """Yield the findings of all folders; a folder that cannot be read is one."""
-    from notes_cli import config
     from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
     from notes_cli.sessions.archive import check_sessions
 
@@ -386,7 +381,6 @@ def import_command(
 
 
 def _groups(source: Path) -> list[list[Path]]:
-    """Return the segment files under a path, grouped by skill."""
     from notes_cli.library.store import shared_segments
 
     if not source.exists():
@@ -405,8 +399,8 @@ def _best_match(group: list[Path], identity: Identity) -> Path:
 
     if len(group) == 1:
         return group[0]
-    matching = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
-    return matching[0] if matching else max(group, key=lambda path: peek(path).created)
+    matching = (path for path in group if path.name.endswith(f".{identity.key}.gguf"))
+    return next(matching, None) or max(group, key=lambda path: peek(path).created)
 
 
 def _summary(imported: Imported, trust: bool) -> str:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.config import project_model
 from notes_cli.commands.options import json_option
+from notes_cli.commands.remedies import advice, worded
 from notes_cli.errors import Help, ModelError, NotesError
 from notes_cli.explanations import attributes
 
@@ -44,8 +45,6 @@ def models_command(quiet: bool, json_: bool) -> None:
       notes models
       notes ask "Why?" -m qwen3:0.6b
     """
-    from notes_cli.commands.remedies import advice, worded
-    from notes_cli.config import SHIPPED_TINY
     from notes_cli.library.models import SMOLLM2
     from notes_cli.runtime.naming import chosen_model, model_file, models
 
@@ -65,7 +64,7 @@ def models_command(quiet: bool, json_: bool) -> None:
     else:
         _table(rows)
         names = {row.model.name: row.default for row in rows}
-        if names.get(SHIPPED_TINY) and SMOLLM2.name not in names:
+        if names.get(config.SHIPPED_TINY) and SMOLLM2.name not in names:
             output.say(f"smollm2, a small real model, is not there. {advice(Help.GET_SMOLLM2())}")
     for trouble in known.trouble:
         output.say(trouble)
@@ -176,7 +175,6 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 
 
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
-    from notes_cli import config
     from notes_cli.library.download import is_genuine, pull_smollm2
     from notes_cli.library.models import SMOLLM2
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
 from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
+from notes_cli.text.names import typed
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -98,8 +99,6 @@ class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
 
 class ModelName(_Completed):
-    """A model by file or name."""
-
     name, or_file = "model", True
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
@@ -114,7 +113,6 @@ class SkillName(_Completed):
     name, or_file = "name", True
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.library.segment_files import segment_files
 
         return [name for name, _ in segment_files(config.paths().library)]
@@ -128,7 +126,6 @@ class SkillSource(SkillName):
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from glob import escape, glob
 
-        from notes_cli import config
         from notes_cli.text.skill import find_skills
 
         if incomplete and glob(f"{escape(incomplete)}*"):
@@ -140,12 +137,9 @@ class SkillSource(SkillName):
 
 
 class SessionName(_Completed):
-    """A session by name."""
-
     name = "name"
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.sessions import session_names
 
         return session_names(config.paths().sessions)
@@ -171,7 +165,6 @@ class FieldValue(_Completed):
     name = "field=value"
 
     def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli import config
         from notes_cli.library.segment_files import fields_in, segment_files
 
         values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
@@ -183,7 +176,6 @@ class FieldValue(_Completed):
 
 
 def server_name(value: Any) -> str:
-    """Convert a server to ask: auto, off, or an address."""
     word = str(value).strip().rstrip("/")
     if word not in (AUTO, OFF) and not word.startswith(("http://", "https://")):
         raise click.BadParameter(f"{value!r} is neither {AUTO} nor {OFF} nor an address such as http://127.0.0.1:8080")
@@ -191,7 +183,6 @@ def server_name(value: Any) -> str:
 
 
 def rpc_servers(value: Any) -> tuple[str, ...]:
-    """Convert addresses of RPC servers, separated by commas."""
     from notes_cli.engine import devices
 
     if isinstance(value, tuple):
@@ -379,7 +370,10 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     if session is not None:
         sessions = own_sessions()
         header = None if begins and session not in sessions.names() else sessions.find(session).header
-    type_k, type_v = _cache_types(header, given)
+    type_k, type_v = given["cache_type_k"], given["cache_type_v"]
+    types = header.cache.split("/") if header else []
+    if len(types) == 2 and {*types} <= {*KV_TYPES} and not named("cache_type_k", "cache_type_v"):
+        type_k, type_v = types
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
@@ -460,15 +454,13 @@ def library() -> Library:
 
 
 def own_sessions() -> Sessions:
-    from notes_cli.config import paths
     from notes_cli.sessions.folder import Sessions
 
-    return Sessions(paths().sessions)
+    return Sessions(config.paths().sessions)
 
 
 @contextmanager
 def open_model(**given: Any) -> Iterator[Model]:
-    """Open the workspace of the model options as a Model of the Python API."""
     from notes_cli.api import Model
 
     with open_workspace(**given) as workspace, Model(workspace) as model:
@@ -483,7 +475,6 @@ def named(*parameters: str) -> bool:
 
 def without_memory(splice: Sequence[str], memory: str) -> tuple[str, ...]:
     """Return the skills to splice without the memory, which the settings may name, too: a prompt has it once."""
-    from notes_cli.text.names import typed
 
     def same(word: str) -> bool:
         return typed(word.lower()) == typed(memory.lower()) or os.path.realpath(word) == os.path.realpath(memory)
@@ -503,20 +494,11 @@ def errata_with_skills(context: click.Context) -> bool:
     return setting and "splice" in (context.default_map or {})
 
 
-def _cache_types(header: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the types of K and V: from the command line, else the session, else the settings or the default."""
-    types = header.cache.split("/") if header else []
-    if len(types) == 2 and set(types) <= set(KV_TYPES) and not (named("cache_type_k") or named("cache_type_v")):
-        return types[0], types[1]
-    return given["cache_type_k"], given["cache_type_v"]
-
-
 def _model_path(
     header: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, notify: Callable[[str], object]
 ) -> Path:
     """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
     the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
-    from notes_cli import config
     from notes_cli.runtime.naming import default_model
 
     word = options["model"]
@@ -538,7 +520,6 @@ def _model_path(
 
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
-    from notes_cli import config
     from notes_cli.library.models import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:

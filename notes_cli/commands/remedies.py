@@ -16,20 +16,8 @@ if TYPE_CHECKING:
     from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks
 
-# Python name -> flag, of options of a compile
-_FLAGS = {
-    "n_ctx": "-c",
-    "flash_attention": "-fa",
-    "type_k": "-ctk",
-    "type_v": "-ctv",
-    "rope_scaling": "--rope-scaling",
-    "rope_freq_base": "--rope-freq-base",
-    "rope_freq_scale": "--rope-freq-scale",
-    "yarn_orig_ctx": "--yarn-orig-ctx",
-    "beyond_trained": "--beyond-trained",
-    "blocks": "--blocks",
-    "influence": "--influence",
-}
+# Python name -> flag, of options of a compile; others have the name of their flag
+_FLAGS = {"n_ctx": "-c", "flash_attention": "-fa", "type_k": "-ctk", "type_v": "-ctv"}
 
 
 def _compile_again(values: Mapping[str, Any], *, edited: bool = False) -> str:
@@ -40,7 +28,8 @@ def _compile_again(values: Mapping[str, Any], *, edited: bool = False) -> str:
 
         words += ["-m", model_argument(Path(str(values["model"])))]
     for option, value in values["options"].items():
-        words += [_FLAGS[option]] if value is True else [_FLAGS[option], str(value)]
+        flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
+        words += [flag] if value is True else [flag, str(value)]
     return f"Run: {join(words)}"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import config, output
 from notes_cli.commands.options import (
     Number,
     choose_model,
@@ -27,7 +27,6 @@ from notes_cli.errors import NotesError, reason
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from notes_cli.runtime.prefix_cache import Reuse
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.serve.app import Options
     from notes_cli.serve.scheduler import DecodeThread
@@ -120,25 +119,13 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 def command(
     host: str,
     port: int,
-    parallel: int,
-    queue: int,
-    max_tokens: int | None,
-    chunk: int,
     cache_ram: int | None,
-    reuse: Reuse,
-    max_body: int,
     keys: tuple[str, ...],
-    origins: tuple[str, ...],
-    page: bool,
-    forms: bool,
     splice: tuple[str, ...],
-    errata: tuple[str, ...],
-    aliases: tuple[str, ...],
     drain: float,
     upstream: str | None,
-    upstream_key: str | None,
     texts: tuple[str, ...],
-    **model: Any,
+    **given: Any,
 ) -> None:
     """Serve a model over HTTP: OpenAI's endpoints, with skills spliced in (docs/serving.md).
 
@@ -172,35 +159,37 @@ def command(
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     options = Options(
-        host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, bool(model["verbose"])
+        *(host, tuple(key.strip() for key in keys), given["origins"], given["max_body"] << 20),
+        *(given["page"], given["forms"], bool(given["verbose"])),
+        errata=given["errata"],
     )
     if upstream is not None:
         try:
-            target = Target.parse(upstream, (upstream_key or "").strip())
+            target = Target.parse(upstream, (given["upstream_key"] or "").strip())
         except NotesError as error:
             raise click.BadParameter(str(error), param_hint="'--upstream'") from None
-        _serve_upstream(target, texts, splice, replace(options, errata=errata), port, drain)
+        _serve_upstream(target, texts, splice, options, port, drain)
         return
     if texts or named("upstream_key"):
         raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
     context = click.get_current_context()
-    choice = choose_model(**model)
+    choice = choose_model(**given)
 
     def workspace() -> AbstractContextManager[Workspace]:
         with context.scope(cleanup=False):  # called in another thread
-            return open_workspace(**model)
+            return open_workspace(**given)
 
-    word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
-    names = [*aliases, *([word] if word else [])]
+    word = given["model"] if given["model"] and not os.path.exists(given["model"]) else own_name(choice.path)
+    names = [*given["aliases"], *([word] if word else [])]
     ram = None if cache_ram is None else cache_ram << 20
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk, ram), names, splice, reuse)
-    token = os.urandom(32).hex()
-    options = replace(options, token=token, errata=errata)
+    limits = Limits(given["parallel"], given["queue"], given["max_tokens"], given["chunk"], ram)
+    scheduler = DecodeThread(workspace, limits, names, splice, given["reuse"])
+    options = replace(options, token=os.urandom(32).hex())
     with listen(host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 
         def on_ready() -> None:
-            ending.enter_context(_registered(scheduler, host, port, token, choice.settings))
+            ending.enter_context(_registered(scheduler, host, port, options.token, choice.settings))
             _say_serving(scheduler.names[0], options, port)
 
         serve(Service(scheduler, options), listening, on_ready, drain)
@@ -222,7 +211,6 @@ def _serve_upstream(
     target: Target, texts: Sequence[str], splice: Sequence[str], options: Options, port: int, drain: float
 ) -> None:
     """Serve in front of another server. Raises UsageError for an option that needs a model."""
-    from notes_cli import config
     from notes_cli.library.store import Library
     from notes_cli.serve.server import listen, serve
     from notes_cli.serve.skill_texts import Placer, SkillTexts
@@ -242,7 +230,6 @@ def _serve_upstream(
 @contextmanager
 def _registered(scheduler: DecodeThread, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
     """Register this server for the same user's `notes ask` in the block, if possible."""
-    from notes_cli import config
     from notes_cli.commands.ask_server import folders
     from notes_cli.engine.header import stamp
     from notes_cli.serve.client import Server, address, registered

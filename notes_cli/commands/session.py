@@ -30,11 +30,10 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.errors import SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
-from notes_cli.text.names import human_age
+from notes_cli.text.names import human_age, typed
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
-    from notes_cli.sessions.edits import Edited
     from notes_cli.sessions.folder import SessionFolder
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.state import Entry, Line, State
@@ -76,16 +75,13 @@ def ls(quiet: bool, json_: bool) -> None:
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
         return
-    columns, now = ("name", "tokens", "turns", "size", "age", "model"), time()
-    rows = [
-        (
-            *(facts["name"], str(facts["tokens"]), str(facts["turns"]), output.human_size(facts["bytes"])),
-            *(human_age(now - timestamp(facts["changed"])), _model(facts)),
-        )
-        if facts["problem"] is None
-        else (facts["name"], "", "", "", "", facts["problem"])
-        for facts in found
-    ]
+    columns, now, rows = ("name", "tokens", "turns", "size", "age", "model"), time(), list[tuple[str, ...]]()
+    for facts in found:
+        figures, model = ("", "", "", ""), facts["problem"]
+        if model is None:
+            size, age = output.human_size(facts["bytes"]), human_age(now - timestamp(facts["changed"]))
+            figures, model = (str(facts["tokens"]), str(facts["turns"]), size, age), _model(facts)
+        rows.append((facts["name"], *figures, model))
     output.table(columns, rows, right=columns[1:5])
 
 
@@ -99,12 +95,26 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
-        entries = [_as_json(entry) for entry in state.entries]
+        keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
+        entries = [
+            {**attributes(entry, *keys), "reason": entry.origin.reason, "why": entry_why(entry)}
+            for entry in state.entries
+        ]
         facts |= {"memory": asdict(state.memory) if state.memory else None, "pending": list(state.pending.values())}
         output.as_json({"version": 1, **facts, "pieces": entries})
         return
     if pieces:
-        _table(state.entries)
+        rows = [
+            (
+                *(str(entry.turn), str(entry.position), str(entry.tokens)),
+                *map(
+                    output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))
+                ),
+            )
+            for entry in state.entries
+        ]
+        columns = ("turn", "position", "tokens", "piece", "name", "how", "text", "why")
+        output.table(columns, rows, right=columns[:3])
     else:
         print_conversation(state)
     if state.memory:
@@ -122,18 +132,6 @@ def show(name: str, pieces: bool, json_: bool) -> None:
             "The KV cache of this model cannot be moved: each turn keeps all of it, on disk are those of the last two "
             "turns, and after a second undo the text is decoded again."
         )
-
-
-def _table(entries: Sequence[Entry]) -> None:
-    rows = [
-        (
-            *(str(entry.turn), str(entry.position), str(entry.tokens)),
-            *map(output.line, (entry.kind, entry.name, entry.how, output.line(entry.text, SHORT), entry_why(entry))),
-        )
-        for entry in entries
-    ]
-    columns = ("turn", "position", "tokens", "piece", "name", "how", "text", "why")
-    output.table(columns, rows, right=columns[:3])
 
 
 @session_command.command("rm")
@@ -167,8 +165,6 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 @json_option
 def fork(name: str, new: str, json_: bool) -> None:
     """Begin the session NEW as a copy of NAME as it is now. From there each goes its own way."""
-    from notes_cli.text.names import typed
-
     name, new = typed(name), typed(new)
     folder = str(own_sessions().fork(name, new))
     output.document({"name": new, "path": folder, "forked": name}, folder, json_)
@@ -257,7 +253,6 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
 
 
 def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[str]:
-    """Yield lines on the removed parts and on traces of them that remain."""
     parts = ", ".join(outcome.parts.names) or "what was cut before"
     yield (
         f"{'would forget' if dry else 'forgot'} {parts}: {counted(outcome.removed, 'token')} fewer, {outcome.tokens} "
@@ -337,11 +332,6 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     output.document({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
-    facts = attributes(entry, "kind", "name", "text", "position", "tokens", "how", "turn")
-    return {**facts, "reason": entry.origin.reason, "why": entry_why(entry)}
-
-
 def _subject(line: Line) -> str:
     if line["op"] == "edit":
         return f"{line['field']}={line['value']}"
@@ -373,7 +363,6 @@ INDENT = 12  # columns before a text, for its label
 
 
 def print_conversation(state: State) -> None:
-    """Print the conversation, a heading for each turn. On a terminal long lines are wrapped."""
     width = output.width(0)
     for number in range(state.turns + 1):
         parts = [*parts_of_turn(state, number)]
@@ -399,10 +388,20 @@ def parts_of_turn(state: State, number: int) -> Iterator[tuple[str, str]]:
     if any(entry.kind == "result" for entry in entries):
         yield "tool", state.questions[number - 1]
     pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
-    for (kind, name), group in groupby(pieces_of_turn, _merge_key):
+
+    def merge_key(entry: Entry) -> tuple[str, str]:
+        if entry.origin.reason is Reason.THOUGHT_END:
+            return "", ""
+        return "thought" if entry.thought else entry.kind, entry.name
+
+    for (kind, name), group in groupby(pieces_of_turn, merge_key):
         pieces = [*group]
         if kind == "splice":
-            yield "skill", _skill(state, name, pieces)
+            tokens = sum(piece.tokens for piece in pieces)
+            spliced = sum(piece.tokens for piece in pieces if piece.how == "spliced")
+            summary = f"{name}, {counted(tokens, 'token')}, {spliced} of them spliced"
+            text = next((skill.text for skill in state.skills if skill.name == name), "")
+            yield "skill", f"{summary}: {output.line(text, SHORT)}" if text else summary
         elif kind == "erratum":
             yield from (("correction", piece.text.strip()) for piece in pieces)
         elif kind in ("answer", "thought"):
@@ -417,33 +416,18 @@ def parts_of_turn(state: State, number: int) -> Iterator[tuple[str, str]]:
             yield "forgotten", f"{entry.text}: {entry_why(entry)}"
 
 
-def _merge_key(entry: Entry) -> tuple[str, str]:
-    if entry.origin.reason is Reason.THOUGHT_END:
-        return "", ""
-    return "thought" if entry.thought else entry.kind, entry.name
-
-
-def _skill(state: State, name: str, pieces: list[Entry]) -> str:
-    tokens = sum(piece.tokens for piece in pieces)
-    spliced = sum(piece.tokens for piece in pieces if piece.how == "spliced")
-    text = next((skill.text for skill in state.skills if skill.name == name), "")
-    summary = f"{name}, {counted(tokens, 'token')}, {spliced} of them spliced"
-    return f"{summary}: {output.line(text, SHORT)}" if text else summary
-
-
 def _lines(label: str, text: str, width: int) -> list[str]:
     """Return a part as indented lines, with its label before the first."""
     lines = output.clean(text).splitlines() or [""]
     if width > 2 * INDENT:
-        lines = [piece for line in lines for piece in _wrap(line, width - INDENT)]
+        whole, lines = lines, []
+        for line in whole:
+            blanks = line[: len(line) - len(line.lstrip())]
+            size = max(INDENT, width - INDENT - len(blanks))
+            words = wrap(line.strip(), size, break_long_words=False, break_on_hyphens=False)
+            lines += [blanks + part for part in words] or [""]
     before = [label.ljust(INDENT), *[" " * INDENT] * len(lines)]
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
-
-
-def _wrap(line: str, width: int) -> list[str]:
-    blanks = line[: len(line) - len(line.lstrip())]
-    words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
-    return [blanks + part for part in words] or [""]
 
 
 @click.command(cls=GroupedCommand)
@@ -500,7 +484,11 @@ def edit_command(
             if not json_:
                 output.result(f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})")
     if json_:
-        output.as_json({"version": 1, "session": name, "edits": [_edit_as_json(edit) for edit in edits]})
+        keys = ("field", "value", "method", "chosen")
+        documents = [
+            {**attributes(edit, *keys), "why": edit_why(edit.origin), "rows": edit.origin.rewritten} for edit in edits
+        ]
+        output.as_json({"version": 1, "session": name, "edits": documents})
     return 0
 
 
@@ -524,7 +512,6 @@ def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any
 
 
 def _list_errata(json_: bool) -> int:
-    """List current global errata, also of skills that are not compiled at present."""
     from notes_cli.library.global_errata import ENDED, GlobalErrata
 
     store = library()
@@ -548,8 +535,3 @@ def _list_errata(json_: bool) -> int:
 
 def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
     return {"version": 1, "errata": list(map(erratum_as_json, errata))}
-
-
-def _edit_as_json(edit: Edited) -> dict[str, Any]:
-    facts = attributes(edit, "field", "value", "method", "chosen")
-    return {**facts, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}

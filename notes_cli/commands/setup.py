@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import BashComplete, split_arg_string
+from click.shell_completion import BashComplete, get_completion_class, split_arg_string
 
-from notes_cli import __version__, output
+from notes_cli import __version__, config, output
 from notes_cli.commands.options import DEMONSTRATION, json_option, model_option, rpc_option
 from notes_cli.commands.remedies import worded
 from notes_cli.errors import NotesError, reason
@@ -70,8 +71,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
       notes init
       notes init ~/notes-samples
     """
-    from notes_cli import config
-
     written: list[str] = []
     unchanged: list[str] = []
     texts = {config.paths().config: SETTINGS}
@@ -97,7 +96,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Convert errors of writing a file to NotesError."""
     try:
         yield
     except OSError as error:
@@ -106,7 +104,6 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _write(path: Path, text: str) -> bool:
     """Write a text to a new file; return False if the file exists. Raises NotesError."""
-    from notes_cli import config
     from notes_cli.library.safe_files import make_private
 
     with _writing(path):
@@ -153,8 +150,6 @@ def paths_command(place: str | None, json_: bool) -> None:
       "$EDITOR" "$(notes paths config)"
       du -sh "$(notes paths library)"
     """
-    from notes_cli import config
-
     paths = config.paths()
     resources = {name: config.resource(name) for name in ("skills", "prompts")}
     places = {name: resources.get(name) or getattr(paths, name) for name in PATHS}
@@ -218,7 +213,6 @@ def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli import config
     from notes_cli.engine.context import Context
     from notes_cli.engine.limits import ContextOptions
     from notes_cli.engine.model import Model
@@ -258,7 +252,6 @@ def _context(model: Model) -> dict[str, str]:
 
 def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     """Check that other users cannot write to the folders of notes."""
-    from notes_cli import config
     from notes_cli.library.safe_files import check_private
 
     paths = config.paths()
@@ -268,7 +261,6 @@ def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli import config
     from notes_cli.commands.config import current_project
 
     paths, found = config.paths(), current_project()
@@ -330,7 +322,9 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
       notes completion --install
       source <(notes completion bash)        in this shell alone
     """
-    shell = shell or _current_shell()
+    shell = shell or Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {shell or 'nothing'!r}")
     if not install:
         output.data(source(shell), end="")
         return
@@ -341,22 +335,17 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
     output.data(str(path))
     message = f"shells that you start from now on complete notes; this one after: source {path}"
     if startup is not None:
-        _append(startup, line(path))
+        with _writing(startup):
+            content = startup.read_bytes() if startup.exists() else b""
+            if MARK.encode() not in content:  # once
+                with startup.open("ab") as file:
+                    file.write((b"\n" if content and not content.endswith(b"\n") else b"") + line(path).encode())
         message += f". To undo it remove the line in {startup} that ends with {MARK!r}"
     if not quiet:
         output.say(message)
 
 
-def _current_shell() -> str:
-    name = Path(os.environ.get("SHELL", "")).name
-    if name not in SHELLS:
-        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {name or 'nothing'!r}")
-    return name
-
-
 def source(shell: str) -> str:
-    from click.shell_completion import get_completion_class
-
     if shell == "bash":
         return BASH
     completion = get_completion_class(shell)
@@ -367,9 +356,7 @@ def source(shell: str) -> str:
 
 def places(shell: str) -> tuple[Path, Path | None]:
     """Return the path of the script, and of the shell's startup file, None if the shell finds the script itself."""
-    from notes_cli.config import home_folder
-
-    home = home_folder()
+    home = config.home_folder()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
         return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "notes.fish", None
@@ -379,19 +366,8 @@ def places(shell: str) -> tuple[Path, Path | None]:
 
 def line(path: Path) -> str:
     """Return the line for a startup file, which first initializes zsh's completion if needed."""
-    from shlex import quote
-
     begin = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; " if path.suffix == ".zsh" else ""
     return f"[ ! -r {quote(str(path))} ] || {{ {begin}source {quote(str(path))}; }} {MARK}\n"
-
-
-def _append(path: Path, text: str) -> None:
-    """Append a line to a user's file, once."""
-    with _writing(path):
-        content = path.read_bytes() if path.exists() else b""
-        if MARK.encode() not in content:
-            with path.open("ab") as file:
-                file.write((b"\n" if content and not content.endswith(b"\n") else b"") + text.encode())
 
 
 class BashLine(BashComplete):

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import click
 
 from notes_cli import output, signals
+from notes_cli.config import by_flag
 from notes_cli.errors import NotesError, reason
 
 MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
@@ -62,14 +63,15 @@ def _not_empty(kind: click.ParamType[Any]) -> click.ParamType[Any]:
 
 
 def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value is not None and parameter.name:
-        source = ctx.get_parameter_source(parameter.name)
-        output.colour(value, setting=source is click.core.ParameterSource.DEFAULT_MAP)
+    """Set when to use colour. Environment variables override a setting of config.yaml."""
+    setting = ctx.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.DEFAULT_MAP
+    variables = any(os.environ.get(name) for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"))
+    if value is not None and not (setting and variables):
+        output.run.colour = value
 
 
 def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        output.set_quiet()
+    output.run.quiet = output.run.quiet or value
 
 
 _color_option = click.option(
@@ -95,10 +97,7 @@ def keys_of(command: click.Command) -> set[str]:
 
 
 def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
-    """Return the settings of config.yaml for the command `name`: those under its name override those for all
-    `commands`."""
-    from notes_cli.config import by_flag  # --help needs none
-
+    """Return the settings of config.yaml for the command `name`: those under its name override those for all."""
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
     specific = specific if isinstance(specific, dict) else {}

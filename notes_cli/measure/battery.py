@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,7 +246,6 @@ def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[
 
 
 def count_of(right: Right) -> str:
-    """Format the number of correct cases with its interval."""
     return format_count(sum(right), len(right))
 
 
@@ -261,21 +261,14 @@ def _probability_at_least(count: int, of: int, share: float) -> float:
         return 1.0
     if count > of or share <= 0:
         return 0.0
+    every, yes, no = math.lgamma(of + 1), math.log(share), math.log1p(-share)
     logs = (
-        math.lgamma(of + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(of - k + 1)
-        + k * math.log(share)
-        + (of - k) * math.log1p(-share)
-        for k in range(count, of + 1)
+        every - math.lgamma(k + 1) - math.lgamma(of - k + 1) + k * yes + (of - k) * no for k in range(count, of + 1)
     )
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def _find_threshold(true: Callable[[float], bool]) -> float:
-    """Return the value in [0, 1] from which a monotonic condition is true, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if true(middle) else (middle, high)
-    return high
+    """Return the value in [0, 1] from which a monotonic condition is true."""
+    steps = 1 << 50
+    return bisect_left(range(steps), True, key=lambda step: true(step / steps)) / steps

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -50,8 +50,7 @@ SEAMS = (0, 1, 2, 4)  # longer is safer: more is recomputed
 THINK = 256  # tokens of reasoning
 
 
-@dataclass(frozen=True, slots=True)
-class _Recomputed:
+class _Recomputed(NamedTuple):
     """Decisions of a full recompute with the old value, and with the new one."""
 
     before: Decision
@@ -140,8 +139,7 @@ def calibrate(
 
 
 def _duration(workspace: Workspace, cases: Sequence[Case], pairs: Sequence[Pair], kept: Collection[str]) -> str:
-    """Return a text that estimates the duration from three decisions of the first case. `kept`: steps measured
-    earlier."""
+    """Estimate the duration, as a text, from three decisions of the first case. `kept`: steps measured earlier."""
     case = cases[0]
     prompt = _prompt(case, compile_skill(workspace, case.skill))
     whole, reasoned = (
@@ -188,7 +186,10 @@ def _try_edits(
 ) -> tuple[list[Sequence[Any]], dict[str, bool]]:
     """Measure the edit methods in one case. Returns rows, and whether the decision depends on the field, by way."""
     tally = Tally()
-    prompt = replace(_prompt(case, _compile_with_influence(workspace, case)), wording=wording)
+    segment = compile_skill(workspace, case.skill)
+    with workspace.scratch(len(segment.context) + len(segment) + 8) as sequence:  # the counterfactual may be longer
+        segment = replace(segment, influence={case.field: influence(sequence, segment, case.field)})
+    prompt = replace(_prompt(case, segment), wording=wording)
     thinking = replace(prompt, think=True)
     direct = recomputed[number] if number in recomputed else _recompute(workspace, case, prompt)
     by = {"direct": _try_methods(workspace, case, prompt, direct, "direct", tally)}
@@ -207,12 +208,6 @@ def _choose_setting(tally: Tally, what: str, default: str) -> str:
 def _prompt(case: Case, segment: Segment) -> Prompt:
     """Return the case's prompt, with a system text so that skills are not at the position where they were compiled."""
     return Prompt(case.question, [segment], system=verify_system(), fields={case.field: case.value})
-
-
-def _compile_with_influence(workspace: Workspace, case: Case) -> Segment:
-    segment = compile_skill(workspace, case.skill)
-    with workspace.scratch(len(segment.context) + len(segment) + 8) as sequence:  # the counterfactual may be longer
-        return replace(segment, influence={case.field: influence(sequence, segment, case.field)})
 
 
 def _recompute(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
@@ -322,10 +317,20 @@ def page(profile: Profile, by: str) -> str:
         f"**{verdict.kind.capitalize()}**: {verdict.why}."
         if verdict
         else "Fields cannot be corrected in place on this model.",
-        *_reasoned_sentences(profile),
-        grid(METHODS, [(name, decoded, *others) for name, decoded, _, *others in method_rows(profile)]),
-        "\n".join(_settings(profile)),
     ]
+    field, erratum = (profile.found("method", str(method), "reasoned") for method in (FIELD, ERRATUM))
+    if field:
+        parts.append(f"After a chain of thought the field corrected in place is followed in {_right(field)}.")
+    if direct := profile.found("method", str(ERRATUM)):
+        after = f", after a chain of thought in {_right(erratum)}" if erratum else ""
+        parts.append(f"An erratum, a short line after the text, is followed in {_right(direct)}{after}.")
+    parts.append(grid(METHODS, [(name, decoded, *others) for name, decoded, _, *others in method_rows(profile)]))
+    settings = [f"* {way}: `{profile.methods[way]}`: {profile.verdicts[way]}" for way in WAYS]
+    settings.append(f"* wording `{profile.wording}`, seam {profile.seam}, place {profile.place}")
+    if profile.carry:
+        settings.append(f"* recurrent state: {profile.carry.why}")
+    settings.append(f"* several skills: {profile.composition.why if profile.composition else 'not measured'}")
+    parts.append("\n".join(settings))
     pairs = list(pair_rows(profile))
     if pairs:
         parts.append(grid(PAIRS, pairs))
@@ -340,7 +345,6 @@ def is_page(data: bytes) -> bool:
 
 
 def row(profile: Profile) -> tuple[str, ...]:
-    """Return the cells of ROW."""
     verdict = finding(profile)
     counts = [
         _count(profile.found("method", str(method), way))
@@ -360,17 +364,6 @@ def row(profile: Profile) -> tuple[str, ...]:
     )
 
 
-def _reasoned_sentences(profile: Profile) -> Iterator[str]:
-    """Yield sentences on decisions after reasoning, and on errata."""
-    field, erratum = (profile.found("method", str(method), "reasoned") for method in (FIELD, ERRATUM))
-    direct = profile.found("method", str(ERRATUM))
-    if field:
-        yield f"After a chain of thought the field corrected in place is followed in {_right(field)}."
-    if direct:
-        after = f", after a chain of thought in {_right(erratum)}" if erratum else ""
-        yield f"An erratum, a short line after the text, is followed in {_right(direct)}{after}."
-
-
 def method_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
     """Yield for each method: name, tokens decoded, milliseconds, cosine, and the decisions directly and after
     reasoning, right and as a recompute's."""
@@ -380,16 +373,6 @@ def method_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
         assert cost is not None  # measured in at least one way
         shares = [cell for way in (direct, reasoned) for cell in ((_right(way), str(way.same)) if way else ("", ""))]
         yield (name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares)
-
-
-def _settings(profile: Profile) -> Iterator[str]:
-    """Yield the settings that `notes` uses for this model."""
-    for way in WAYS:
-        yield f"* {way}: `{profile.methods[way]}`: {profile.verdicts[way]}"
-    yield f"* wording `{profile.wording}`, seam {profile.seam}, place {profile.place}"
-    if profile.carry:
-        yield f"* recurrent state: {profile.carry.why}"
-    yield f"* several skills: {profile.composition.why if profile.composition else 'not measured'}"
 
 
 def pair_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
@@ -413,6 +396,5 @@ def _count(measured: Measured | None) -> str:
 
 
 def grid(columns: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
-    """Return a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

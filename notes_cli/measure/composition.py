@@ -78,8 +78,7 @@ def decide(
 
 
 class Tally:
-    """Decisions by setting (`what`), its value (`name`) and `way` (such as direct or reasoned), in order of the
-    cases."""
+    """Decisions by setting (`what`), its value (`name`) and `way` (such as reasoned), in the order of the cases."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[Any]] = []  # JSON values
@@ -107,7 +106,6 @@ class Tally:
         return {name: cases for name, cases in correct.items() if len(cases) == most}
 
     def measured(self) -> list[Measured]:
-        """Return counts and means by setting, name and way."""
         measured = []
         for (what, name, way), rows in self._grouped().items():
             same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
@@ -136,7 +134,6 @@ def measure_pairs(
 
 
 def _try_pair(workspace: Workspace, pair: Pair) -> list[Sequence[Any]]:
-    """Ask the questions of a pair in every way."""
     tally = Tally()
     segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
     whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
@@ -201,40 +198,31 @@ def compose(
     segments = prompt.segments
     if len(segments) < 2 or any(segment.prefix_only for segment in segments):
         return None
-    plain = [case for case in cases if not case.errata]
-    questions = tuple(
-        Question(
-            case.question,
-            tuple(
-                left.name
-                for left in segments
-                if recomputed(workspace, _without(prompt, case, left), choices, progress)[1].text != case.reference
-            ),
-            case.same_decision,
-        )
-        for case in plain
-    )
+    plain = [(case, replace(prompt, question=case.question, errata=())) for case in cases if not case.errata]
+    questions = []
+    for case, asked in plain:
+        needs = []
+        for left in segments:
+            others = replace(asked, segments=[segment for segment in segments if segment is not left])
+            if recomputed(workspace, others, choices, progress)[1].text != case.reference:
+                needs.append(left.name)
+        questions.append(Question(case.question, tuple(needs), case.same_decision))
+    composed = Composed(tuple(segment.name for segment in segments), tuple(questions))
     if all(question.same for question in questions):
-        return Composed(tuple(segment.name for segment in segments), questions)
+        return composed
     whole = cache(lambda: compile_skill(workspace, whole_of(segments), progress))
     tried = []
     for way in REPAIRS:
         try:
             same = []
-            for case in plain:
-                asked = replace(prompt, question=case.question, errata=())
+            for case, asked in plain:
                 with repair(workspace, asked, way, whole, seam=seam, room=ANSWER) as sequence:
                     sequence.flush(progress)
                     same.append(answered(sequence, choices).text == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
             tried.append(Mended(way, refused=str(error)))
-    return Composed(tuple(segment.name for segment in segments), questions, tuple(tried))
-
-
-def _without(prompt: Prompt, case: Measurement, left: Segment) -> Prompt:
-    others = [segment for segment in prompt.segments if segment is not left]
-    return replace(prompt, question=case.question, errata=(), segments=others)
+    return replace(composed, tried=tuple(tried))
 
 
 def judge(one: Mapping[str, Right], two: Mapping[str, Right]) -> Composition:
@@ -292,7 +280,6 @@ def measure_carried(
 
 
 def _try_carried(workspace: Workspace, case: Case, other: Segment) -> list[Sequence[Any]]:
-    """Decide a case in both places and each way."""
     tally = Tally()
     skill = compile_skill(workspace, replace(case.skill, name="mine"))
     after = Prompt(case.question, [skill], system=verify_system())

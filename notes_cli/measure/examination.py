@@ -121,8 +121,6 @@ class SessionReport:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """The result of one sequence at one point."""
-
     logits: NDArray[np.float32]
     decision: str | None
     tokens: tuple[int, ...] = ()  # of the turn with the question
@@ -165,7 +163,11 @@ def verify_session(
             with prefilled.share() as sequence:
                 sequence.append(observation.tokens)
                 reference.append(_Observation(sequence.logits(), answered(sequence, choices).text))
-    points = map(_compare_point, [None, *questions], restored, reference)
+    points = []
+    for asked, one, other in zip([None, *questions], restored, reference, strict=True):
+        a, b = one.logits, other.logits
+        figures = cosine(a, b), divergence(a, b), same_top(a, b), one.decision, other.decision
+        points.append(Point(asked, *figures, float(np.abs(a - b).max())))
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
 
@@ -180,23 +182,13 @@ def _rows(sequence: KVSequence) -> tuple[LayerRows, ...]:
 
 
 def _layer_error(rows: LayerRows, reference: LayerRows) -> LayerError:
-    k, v = _relative_error(rows.k, reference.k), _relative_error(rows.v, reference.v)
-    state = rows.part == "state"  # after the last token
-    position = -1 if state else int(np.maximum(k, v).argmax())
+    errors = []  # relative, by row, [n_rows] each; 0 without columns
+    for found, expected in ((rows.k, reference.k), (rows.v, reference.v)):
+        a, b = found.astype(np.float32), expected.astype(np.float32)
+        errors.append(np.linalg.norm(a - b, axis=1) / (np.linalg.norm(b, axis=1) + 1e-6))
+    k, v = errors
+    position = -1 if rows.part == "state" else int(np.maximum(k, v).argmax())  # a state: after the last token
     return LayerError(rows.layer, rows.part, float(k.max()), float(v.max()), position)
-
-
-def _relative_error(rows: NDArray[np.floating], reference: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Return the relative error by row, [n_rows]; 0 without columns."""
-    a, b = rows.astype(np.float32), reference.astype(np.float32)
-    relative: NDArray[np.float32] = np.linalg.norm(a - b, axis=1) / (np.linalg.norm(b, axis=1) + 1e-6)
-    return relative
-
-
-def _compare_point(question: str | None, restored: _Observation, reference: _Observation) -> Point:
-    a, b = restored.logits, reference.logits
-    far = float(np.abs(a - b).max())
-    return Point(question, cosine(a, b), divergence(a, b), same_top(a, b), restored.decision, reference.decision, far)
 
 
 def _causes(state: State) -> dict[Cause, tuple[str, ...]]:

@@ -95,16 +95,12 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A length that was not measured, with the reason."""
-
     tokens: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """The results for a model."""
-
     model: str
     threads: int
     flash_attention: str
@@ -130,7 +126,8 @@ def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALL
             raise UnsupportedError(f"there is no splice to measure: {name} cannot {operation} rows: {why}")
     lengths, left_out = [], []
     with _temporary_folder(workspace) as folder:
-        tokens = _tokens(workspace, max(wanted.tokens) + SPLICED_AT)
+        text = "\n\n".join(load_skill(str(path)).text for path in sample_skills())
+        tokens: Tokens = np.resize(workspace.model.tokenize(text), max(wanted.tokens) + SPLICED_AT)
         for count in sorted(set(wanted.tokens)):
             if why := _limit(workspace, wanted, count, folder):
                 left_out.append(LeftOut(count, why))
@@ -189,13 +186,6 @@ def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:
     options = workspace.options
     k, v = (limits.ELEMENT[kv_type or own] for own in (options.type_k, options.type_v))
     return int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in workspace.context.layers))
-
-
-def _tokens(workspace: Workspace, count: int) -> Tokens:
-    """Return `count` tokens of real text: the sample skills, repeated."""
-    text = "\n\n".join(load_skill(str(path)).text for path in sample_skills())
-    tokens: Tokens = np.resize(workspace.model.tokenize(text), count)
-    return tokens
 
 
 def _measure(

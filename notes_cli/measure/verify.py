@@ -42,7 +42,6 @@ def divergence(found: NDArray[np.float32], reference: NDArray[np.float32]) -> fl
 
 
 def same_top(found: NDArray[np.float32], reference: NDArray[np.float32]) -> bool:
-    """Return True if both have the same most likely token."""
     return int(found.argmax()) == int(reference.argmax())
 
 
@@ -113,8 +112,7 @@ def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
 
 
 def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -> Parting | None:
-    """Return where an answer differs from the recompute's; None for equal ones and for choices. Calls `noise` only
-    then."""
+    """Return where an answer differs from the recompute's; None, without a call of `noise`, if equal or a choice."""
     if answer.text == reference.text or not (answer.logits and reference.logits):
         return None
     same = [a == b for a, b in zip(answer.tokens, reference.tokens, strict=False)]
@@ -138,12 +136,11 @@ def noise_of(workspace: Workspace, reference: Answered) -> float:
         sequence.append(reference.prompt[cut:])
         first = sequence.logits()
         again = [first, *(sequence.lookahead(reference.tokens) if reference.tokens else ())]
-    return max(_gap_change(before, after) for before, after in zip(reference.logits, again, strict=True))
-
-
-def _gap_change(logits: NDArray[np.float32], again: NDArray[np.float32]) -> float:
-    best, second = np.argsort(logits)[-1:-3:-1]
-    return abs(float((logits[best] - logits[second]) - (again[best] - again[second])))
+    changes = []
+    for before, after in zip(reference.logits, again, strict=True):
+        best, second = np.argsort(before)[-1:-3:-1]
+        changes.append(abs(float((before[best] - before[second]) - (after[best] - after[second]))))
+    return max(changes)
 
 
 ONE_PREFILL = "recompute"  # of all skills: the repair that always works
@@ -235,8 +232,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a verification."""
-
     cases: tuple[Case, ...]
     composition: Composed | None = None  # with several skills
     system: str = ""  # system text before the skills
@@ -317,8 +312,42 @@ def verify(
     prompts = [replace(corrected, question=question) for corrected in corrections for question in questions]
     segments = prompt.segments
     small = [(segment.name, segment.kv, segment.nbytes) for segment in segments if any(quantized(segment.kv))]
-    places: dict[str, list[int]] = {segment.name: [] for segment in segments}
-    cases = tuple(_measure(workspace, asked, choices, seam, progress, places) for asked in prompts)
+    places: dict[str, list[int]] = {segment.name: [] for segment in segments}  # where they were spliced
+
+    def measure(asked: Prompt) -> Case:
+        with assemble(workspace, asked, seam=seam, room=ANSWER) as spliced:
+            logits = spliced.logits()
+            moved = [piece for piece in spliced.pieces if piece.moved]
+            for piece in moved:
+                first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
+                places[piece.name].append(first.position)
+            count = spliced.count("spliced")
+            answer = answered(spliced, choices)
+        expected, reference_answer = recomputed(workspace, asked, choices, progress)
+        corrected = _corrected(workspace, asked, choices, progress)
+        expected_text, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
+        values = [value.strip() for _, value in asked.values]
+        missing = tuple(value for value in values if value.casefold() in expected_text and value.casefold() not in text)
+        return Case(
+            question=asked.question,
+            errata=(
+                *(f"{name}={value}" for name, value in asked.fields.items()),
+                *(each.text for each in asked.errata),
+            ),
+            cosine=cosine(logits, expected),
+            kl=divergence(logits, expected),
+            same_top=same_top(logits, expected),
+            decision=answer.text,
+            reference=reference_answer.text,
+            margin=reference_answer.margin,
+            corrected=corrected.text if corrected else None,
+            spliced=count,
+            moved=bool(moved),
+            parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
+            missing=None if choices else missing,
+        )
+
+    cases = tuple(map(measure, prompts))
     rows = [(segment.name, check_rows(workspace, segment, places[segment.name], progress)) for segment in segments]
     return Report(cases, system=prompt.system or "", small=tuple(small), rows=tuple(rows))
 
@@ -330,7 +359,6 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
-    """Return a question for the value of each field."""
     known = known_fields(*segments)
     fields = [reference for key in known for reference in known.find(key)]
     names = [
@@ -345,50 +373,6 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
     changed = change(workspace.model, segment, values)
     bare = replace(segment, fields=(), layers=())
     return replace(bare, text=changed.text, tokens=changed.tokens) if changed else bare
-
-
-def _measure(
-    workspace: Workspace,
-    prompt: Prompt,
-    choices: Sequence[str] | None,
-    seam: int,
-    progress: Progress | None,
-    places: dict[str, list[int]],
-) -> Case:
-    """Measure one question. Adds the positions where skills were spliced to `places`."""
-    with assemble(workspace, prompt, seam=seam, room=ANSWER) as spliced:
-        logits = spliced.logits()
-        moved = [piece for piece in spliced.pieces if piece.moved]
-        for piece in moved:
-            first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
-            places[piece.name].append(first.position)
-        count = spliced.count("spliced")
-        answer = answered(spliced, choices)
-
-    expected, reference_answer = recomputed(workspace, prompt, choices, progress)
-    corrected = _corrected(workspace, prompt, choices, progress)
-    return Case(
-        question=prompt.question,
-        errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(each.text for each in prompt.errata)),
-        cosine=cosine(logits, expected),
-        kl=divergence(logits, expected),
-        same_top=same_top(logits, expected),
-        decision=answer.text,
-        reference=reference_answer.text,
-        margin=reference_answer.margin,
-        corrected=corrected.text if corrected else None,
-        spliced=count,
-        moved=bool(moved),
-        parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
-        missing=None if choices else _missing(prompt, answer, corrected),
-    )
-
-
-def _missing(prompt: Prompt, answer: Answered, corrected: Answered | None) -> tuple[str, ...]:
-    """Return the new values in the corrected text's answer that are not in this one."""
-    values = [value.strip() for _, value in prompt.values]
-    texts = (corrected.text.casefold() if corrected else "", answer.text.casefold())
-    return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
 
 def _corrected(

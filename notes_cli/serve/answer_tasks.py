@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from notes_cli import output
-from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
@@ -101,7 +101,12 @@ class AnswerTasks:
     def explain(self, prepared: PreparedRequest | PreparedQuestion) -> dict[str, object]:
         """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
         if isinstance(prepared, PreparedQuestion):
-            return self._explain_question(prepared)
+            question = prepared.question
+            with self._workspace.sequence(dry=True) as sequence:
+                how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
+                run(assemble_task(self._workspace, question.prompt, question.parts, **how))
+                plan = Plan.of(question.draft, sequence)
+                return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
         layout = prepared.layout
         salt = prepared.request.notes.cache_salt
         cached, length, _ = self._prefixes.find(layout, salt)
@@ -174,8 +179,9 @@ class AnswerTasks:
             yield from self._prefill(layout, sequence, work.runs)
             yield from sequence.next_logits()
             counts = replace(Counts.of(sequence), shared=work.live)
-            gain = saved_seconds(sequence.pieces, layout.prompt.segments)
-            self._emit_prefill_done(job, counts, work.live, sequence.pieces, prepared.notices, gain)
+            pieces, gain = tuple(sequence.pieces), saved_seconds(sequence.pieces, layout.prompt.segments)
+            seconds = time.perf_counter() - job.arrived
+            self._emit_prefill_done(job, work.live, PrefillDone(counts, pieces, seconds, prepared.notices, gain))
             forks = [sequence.share() for _ in range(work.answers - 1)]
             reservation = work.reservations[0]
             reservation.fork_cells = reservation.forks = 0
@@ -187,9 +193,9 @@ class AnswerTasks:
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             seqs = [sequence, *forks]
             yield from generate_answers(self._workspace, prepared, seqs, seed, on_delta, on_done)
-        except Exception as error:
+        except Exception:
             failed = True
-            raise client_error(error) from error
+            raise
         finally:
             for fork in forks:
                 fork.close()
@@ -206,14 +212,11 @@ class AnswerTasks:
         events = _AnswerEvents(job, self._workspace, asked.notices)
         if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
-        try:
-            answer = yield from asked.question.task(
-                *(self._workspace, work, events.callbacks),
-                on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
-                on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
-            )
-        except Exception as error:
-            raise client_error(error) from error
+        answer = yield from asked.question.task(
+            *(self._workspace, work, events.callbacks),
+            on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
+            on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
+        )
         self._emit_done(job, events.done(asked.question.draft.request, answer))
 
     def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
@@ -221,48 +224,30 @@ class AnswerTasks:
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, turn.notices)
         with job.resources:
-            try:
-                session = job.resources.enter_context(Session(self._workspace, turn.stored))
-                continued = not session.empty
-                answer = yield from session.answer_task(
-                    *(turn.request, events.callbacks),
-                    assembled=lambda sequence: self._scheduler.reserve(work, sequence),
-                    room=turn.first_tokens,
-                    on_prefill=lambda plan: self._on_prefill(job, plan),
-                )
-            except Exception as error:
-                raise client_error(error) from error
+            session = job.resources.enter_context(Session(self._workspace, turn.stored))
+            continued = not session.empty
+            answer = yield from session.answer_task(
+                *(turn.request, events.callbacks),
+                assembled=lambda sequence: self._scheduler.reserve(work, sequence),
+                room=turn.first_tokens,
+                on_prefill=lambda plan: self._on_prefill(job, plan),
+            )
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 
     def _on_prefill(self, job: ServerJob, plan: Plan, live: int = 0) -> None:
         live += sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
-        self._emit_prefill_done(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
+        seconds = time.perf_counter() - job.arrived
+        done = PrefillDone(plan.counts, tuple(plan.sequence.pieces), seconds, saved=plan.saved)
+        self._emit_prefill_done(job, live, done)
 
-    def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:
-        question = asked.question
-        with self._workspace.sequence(dry=True) as sequence:
-            how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
-            run(assemble_task(self._workspace, question.prompt, question.parts, **how))
-            plan = Plan.of(question.draft, sequence)
-            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": asked.notices}
-
-    def _emit_prefill_done(
-        self,
-        job: ServerJob,
-        counts: Counts,
-        live: int,
-        pieces: Sequence[Piece],
-        notices: Sequence[str],
-        gain: float | None,
-    ) -> None:
-        """Emit the end of a prefill. `live`: tokens found in the prefix cache; `gain`: seconds saved, if known."""
-        seconds, cached = time.perf_counter() - job.arrived, counts.total - counts.decoded
-        self._metrics.decoded += counts.decoded
-        self._metrics.spliced += cached - live
+    def _emit_prefill_done(self, job: ServerJob, live: int, done: PrefillDone) -> None:
+        """Emit the end of a prefill. `live`: tokens found in the prefix cache."""
+        self._metrics.decoded += done.counts.decoded
+        self._metrics.spliced += done.cached - live
         self._metrics.live += live
-        self._metrics.first_token.observe(seconds)
-        job.on_event(PrefillDone(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
+        self._metrics.first_token.observe(done.seconds)
+        job.on_event(done)
 
     def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:
         self._metrics.generated += answer.tokens

@@ -17,17 +17,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from notes_cli import output
-from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import library
 from notes_cli.serve.decisions import (
     DecisionReply,
     DecisionRequest,
     join_decisions,
-    join_systemone,
     parse_decisions,
     parse_systemone,
 )
@@ -58,8 +56,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the HTTP service."""
-
     host: str = "127.0.0.1"
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()  # other origins that may send requests
@@ -72,8 +68,6 @@ class Options:
 
 
 class Service:
-    """The endpoints over one scheduler."""
-
     def __init__(self, scheduler: DecodeThread, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
@@ -83,10 +77,7 @@ class Service:
 
     @property
     def app(self) -> Starlette:
-        return application(self.routes(), self.options)
-
-    def routes(self) -> list[Route]:
-        return [
+        routes = [
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/v1/models", self.models),
@@ -109,6 +100,7 @@ class Service:
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
             *(page_routes() if self.options.page else ()),
         ]
+        return application(routes, self.options)
 
     # The server and its model.
 
@@ -123,7 +115,6 @@ class Service:
         return Response(render_metrics(self.scheduler.metrics, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
-        self._check()
         names = await self._prepare(lambda: [info.name for info in self.scheduler.segment_cache.known()])
         model = self.scheduler.names[0]
         models = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
@@ -159,7 +150,10 @@ class Service:
             workspace = self.scheduler.workspace
             tokens = workspace.model.tokenize(content, special=special)
             ids = [int(token) for token in (workspace.with_bos(tokens) if add_bos else tokens)]
-            return [_piece(workspace.model, token) for token in ids] if pieces else ids
+            if not pieces:
+                return ids
+            raw = ((token, workspace.model.token_bytes(token, special=True)) for token in ids)
+            return [{"id": token, "piece": text.decode() if is_utf8(text) else list(text)} for token, text in raw]
 
         return JSONResponse({"tokens": await self._prepare(tokenize)})
 
@@ -193,19 +187,17 @@ class Service:
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
     async def decisions(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_decisions), join_decisions)
+        return await self._decide(request, await self._parse(request, parse_decisions), by_name=False)
 
     async def systemone(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_systemone), join_systemone)
+        return await self._decide(request, await self._parse(request, parse_systemone), by_name=True)
 
-    async def _decide(
-        self, request: Request, asked: DecisionRequest, join: Callable[[Sequence[Reply]], Any]
-    ) -> Response:
+    async def _decide(self, request: Request, asked: DecisionRequest, *, by_name: bool) -> Response:
         model = asked.chats[0].model or self.scheduler.names[0]
         pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
-            return await respond(request, self.scheduler, replies, join)
+            return await respond(request, self.scheduler, replies, partial(join_decisions, by_name=by_name))
 
     # Skills, errata and sessions.
 
@@ -288,7 +280,6 @@ class Service:
         """Read the JSON of a request. Raises Refused for an invalid, large or slow body."""
         self._check()
         data = await read_body(request, self.options.body)
-        self._check()  # again, as the body may have been slow
         return await self._prepare(lambda: read_json(data))
 
 
@@ -332,12 +323,6 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(data)
 
 
-def _piece(model: Model, token: int) -> dict[str, object]:
-    """Return a token as llama-server does: with its text, or its bytes if they are not UTF-8."""
-    raw = model.token_bytes(token, special=True)
-    return {"id": token, "piece": raw.decode() if is_utf8(raw) else list(raw)}
-
-
 async def _on_notes_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotesError)
     refusal = as_refusal(error)
@@ -347,13 +332,15 @@ async def _on_notes_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-    messages = {
-        404: f"there is no {request.url.path[:200]!r} here. There are {', '.join(paths_of(request.app.routes))}",
-        405: f"{request.url.path[:200]} does not take {request.method}. It takes {allowed}",
-    }
-    refusal = Refused(error.status_code, messages.get(error.status_code, str(error.detail)))
-    return JSONResponse(error_body(refusal), refusal.status, error.headers)
+    path, message = request.url.path[:200], str(error.detail)
+    if error.status_code == 404:
+        routes = (route for route in request.app.routes if isinstance(route, Route) and route.name != "page")
+        paths = dict.fromkeys(route.path_format for route in routes)
+        message = f"there is no {path!r} here. There are {', '.join(paths)}"
+    elif error.status_code == 405:
+        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        message = f"{path} does not take {request.method}. It takes {', '.join(allowed)}"
+    return JSONResponse(error_body(Refused(error.status_code, message)), error.status_code, error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -369,28 +356,15 @@ def pages_of(routes: Sequence[Route]) -> tuple[str, ...]:
     return tuple(route.path for route in routes if route.name == "page")
 
 
-def paths_of(routes: Sequence[BaseRoute]) -> list[str]:
-    """Return the paths of the API, in order."""
-    paths = [route.path_format for route in routes if isinstance(route, Route) and route.name != "page"]
-    return list(dict.fromkeys(paths))
-
-
 FOLDER = Path(__file__).parent / "page"
 
 # Set here, as systems guess them differently, and browsers do not run scripts of other types.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 _POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self'",
-    "img-src": "'self'",
-    "connect-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
+    **dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"), "'none'"),
+    **dict.fromkeys(("script-src", "style-src", "img-src", "connect-src"), "'self'"),
     "require-trusted-types-for": "'script'",  # scripts cannot turn text into HTML
-    "trusted-types": "'none'",
 }
 HEADERS = {
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
@@ -404,14 +378,9 @@ HEADERS = {
 
 def page_routes() -> list[Route]:
     """Return routes of `/` and the files that it loads. All are named "page": a browser loads them without a key."""
-    files = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
-    return [_route("/" if path.name == "index.html" else f"/page/{path.name}", path) for path in files]
-
-
-def _route(url_path: str, path: Path) -> Route:
-    content, media_type = path.read_bytes(), TYPES[path.suffix]
-
-    async def page(_: Request) -> Response:
-        return Response(content, media_type=media_type, headers=HEADERS)
-
-    return Route(url_path, page, methods=["GET", "HEAD"], name="page")
+    routes = []
+    for path in sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES):
+        url_path = "/" if path.name == "index.html" else f"/page/{path.name}"
+        response = Response(path.read_bytes(), media_type=TYPES[path.suffix], headers=HEADERS)
+        routes.append(Route(url_path, response, methods=["GET", "HEAD"], name="page"))
+    return routes

@@ -173,8 +173,7 @@ def _declined(event: Json) -> Declined:
 
 
 def _events(response: HTTPResponse) -> Iterator[Json]:
-    """Yield the events of a stream until [DONE], or the object of a JSON reply. Raises ConnectionError for a stream
-    without [DONE]."""
+    """Yield the events of a stream, or the object of a JSON reply. Raises ConnectionError without [DONE]."""
     if response.getheader("Content-Type", "").startswith("application/json"):
         yield json.loads(response.read())
         return

@@ -126,7 +126,6 @@ class Conversations:
                 self._turns.popitem(last=False)
 
     def count_outdated(self, skill: str, name: str, value: str) -> int:
-        """Count the conversations that have a skill with another value of a field."""
         with self._lock:
             turns = (turn for turns in self._turns.values() for turn in turns if turn.last)
             states = [turn.state for turn in turns if skill in turn.state.skills]
@@ -152,15 +151,12 @@ def prefix_digests(request: ChatRequest) -> list[bytes]:
     digest = hashlib.sha256(json.dumps(shared, default=dict).encode())
     digests = []
     for message in request.messages:
-        digest.update(b"\0" + json.dumps(_plain(message)).encode())
+        calls = [[call.id, call.name, dict(call.arguments)] for call in message.tool_calls]
+        parts = [part.picture.text if isinstance(part, ImagePart) else asdict(part) for part in message.parts]
+        plain = json.dumps([message.role, parts, calls, message.tool_call_id])
+        digest.update(b"\0" + plain.encode())
         digests.append(digest.digest())
     return digests
-
-
-def _plain(message: Message) -> list[object]:
-    calls = [[call.id, call.name, dict(call.arguments)] for call in message.tool_calls]
-    parts = [part.picture.text if isinstance(part, ImagePart) else asdict(part) for part in message.parts]
-    return [message.role, parts, calls, message.tool_call_id]
 
 
 def place_errata(

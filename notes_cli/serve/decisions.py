@@ -47,8 +47,6 @@ class Question:
 
 @dataclass(slots=True)
 class DecisionReply(Reply):
-    """Collects the probabilities of a question's options."""
-
     question: Question | None = None
 
     def answer(self, *, by_name: bool) -> Json:
@@ -275,17 +273,15 @@ def _named_question(name: str, reader: Reader) -> Question:
 # Replies.
 
 
-def join_decisions(replies: Sequence[Reply]) -> Json:
-    return _joined(replies, [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)])
-
-
-def join_systemone(replies: Sequence[Reply]) -> Json:
-    named = [(reply.question, reply) for reply in replies if isinstance(reply, DecisionReply)]
-    return _joined(replies, {question.name: reply.answer(by_name=True) for question, reply in named if question})
-
-
-def _joined(replies: Sequence[Reply], answers: object) -> Json:
-    """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
+def join_decisions(replies: Sequence[Reply], *, by_name: bool) -> Json:
+    """Return the document of all answers (`by_name`: of the System One API), with the keys `notes` of the questions, in
+    order, if requested."""
+    answered = [
+        (reply.question, reply.answer(by_name=by_name)) for reply in replies if isinstance(reply, DecisionReply)
+    ]
+    answers: object = [answer for _, answer in answered]
+    if by_name:
+        answers = {question.name: answer for question, answer in answered if question}
     counts = usage(replies)
     tokens = {
         "input_tokens": counts["prompt_tokens"],

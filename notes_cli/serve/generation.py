@@ -10,12 +10,14 @@ import numpy as np
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.pieces import Piece
-from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task
+from notes_cli.engine.sampler import Constraint, Sampler
+from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task, TokenGenerator
 from notes_cli.runtime.generate import ReplyGenerator, log_softmax
 from notes_cli.runtime.request import Counts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest
 from notes_cli.text.messages import ToolCall
+from notes_cli.text.reasoning import MarkSplitter
 from notes_cli.text.tools import FORCED, Calls, ToolCallFormat, ToolCallStream, form_of
 
 
@@ -42,8 +44,6 @@ class TextDelta:
 
 @dataclass(slots=True)
 class AnswerDone:
-    """The end of an answer."""
-
     index: int
     stopped: Stopped
     tokens: int  # all generated tokens
@@ -58,13 +58,15 @@ class AnswerDone:
 class PrefillDone:
     """The end of a prefill: token counts and pieces of the prompt."""
 
-    tokens: int
-    cached: int
     counts: Counts
     pieces: tuple[Piece, ...]
     seconds: float  # since the request arrived
     notices: tuple[str, ...] = ()
     saved: float | None = None  # seconds of prefill (runtime/assemble.py)
+
+    @property
+    def cached(self) -> int:
+        return self.counts.total - self.counts.decoded
 
 
 OnDelta = Callable[[TextDelta], object]
@@ -192,10 +194,6 @@ def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFor
 def _completion(
     workspace: Workspace, prepared: PreparedRequest, sequence: KVSequence, index: int, seed: int, on_delta: OnDelta
 ) -> Task[AnswerDone]:
-    from notes_cli.engine.sampler import Constraint, Sampler
-    from notes_cli.engine.sequence import TokenGenerator
-    from notes_cli.text.reasoning import MarkSplitter
-
     params, start, model = prepared.request.params, len(sequence), workspace.model
     recorder, until_stop = TokenRecorder(model, params.likely), MarkSplitter("", params.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

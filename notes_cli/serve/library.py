@@ -163,7 +163,6 @@ async def _compile_text(scheduler: DecodeThread, data: Any, on_progress: Callabl
 
 
 def _origin(entry: SegmentFile) -> str:
-    """Return the source of a skill's text, for messages."""
     source = entry.info.source if entry.info else ""
     return "from no file (it was sent to a server, or piped in)" if source == "-" else f"from {source_text(source)}"
 

@@ -40,7 +40,13 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     choice = _tool_choice(reader.any("tool_choice"))
     thinking = reader.inner("thinking")
     think = thinking.text("type") == "enabled"
-    schema = reader.inner("output_config").any("format") or reader.any("output_format")
+    wanted = reader.inner("output_config").any("format") or reader.any("output_format")
+    response_format: Json | None = None
+    if wanted is not None:
+        form = Reader(wanted, "output_config.format")
+        if form.text("type") != "json_schema":
+            raise Refused(400, "output_config.format must have the type json_schema", param="output_config.format")
+        response_format = {"type": "json_schema", "json_schema": {"schema": form.any("schema")}}
     if reader.any("mcp_servers"):
         raise Refused(400, "mcp_servers is not supported", param="mcp_servers", code="unsupported_value")
     body = {
@@ -50,7 +56,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
         **{key: value for key, value in reader.rest().items() if key not in IGNORED},
         "messages": messages,
         "tools": tools,
-        "response_format": None if schema is None else {"type": "json_schema", "json_schema": _schema(schema)},
+        "response_format": response_format,
     }
     if think:
         body |= {"reasoning_effort": "high", "max_think": thinking.whole("budget_tokens", 1, 2**31 - 1)}
@@ -60,7 +66,6 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
 
 
 def _system(data: Any) -> list[Json]:
-    """Convert the system text, or its blocks, to messages."""
     blocks = [{"type": "text", "text": data}] if isinstance(data, str) else (data or [])
     parts = _parts(blocks, "system")
     parts = [part for part in parts if not part.get("text", "").startswith(BILLING)]
@@ -105,7 +110,6 @@ def _answer(blocks: Sequence[Reader]) -> Json:
 
 
 def _parts(blocks: Any, where: str) -> list[Json]:
-    """Convert blocks of text, images and documents to the parts of a message."""
     listed = readers(blocks, where, "a string or a list of blocks")
     return [_part(reader, reader.text("type")) for reader in listed]
 
@@ -145,13 +149,6 @@ def _tool_choice(data: Any) -> Any:
     if kind == "tool":
         return {"type": "function", "function": {"name": data.get("name")}}
     return "required" if kind == "any" else kind
-
-
-def _schema(data: Any) -> Json:
-    form = Reader(data, "output_config.format")
-    if form.text("type") != "json_schema":
-        raise Refused(400, "output_config.format must have the type json_schema", param="output_config.format")
-    return {"schema": form.any("schema")}
 
 
 @dataclass(slots=True)
@@ -240,7 +237,6 @@ def _usage(reply: Reply) -> Json:
 
 
 def messages_error(error: Refused) -> Json:
-    """Return an error as JSON of Anthropic's API."""
     message = str(error)
     if error.code == "context_length_exceeded":  # clients compact the conversation where they find these words
         message = f"prompt is too long: {message}"

@@ -7,7 +7,6 @@ change nothing here are ignored.
 from __future__ import annotations
 
 import json
-import math
 import re
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -71,8 +70,6 @@ MOST_LIKELY = 20  # top_logprobs
 
 @dataclass(frozen=True, slots=True)
 class NotesParams:
-    """The key `notes` of a request."""
-
     splice: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
     session: str | None = None
@@ -94,8 +91,6 @@ class NotesParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """Parameters of generation."""
-
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
     max_tokens: int | None = None  # None: the server's limit
     stops: tuple[str, ...] = ()
@@ -170,7 +165,6 @@ class Reader:
         return self.take(key, "a string", lambda value: isinstance(value, str), default)
 
     def required(self, key: str) -> Any:
-        """Take a value that is not null."""
         if (value := self.any(key)) is None:
             raise invalid(self.name(key), f"{self.name(key)} is missing")
         return value
@@ -341,7 +335,6 @@ def _generation(
 
 
 def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
-    """Parse `logit_bias`, an object from tokens to numbers. The tokens are checked later."""
     biases = reader.any("logit_bias")
     if biases is None:
         return ()
@@ -433,7 +426,6 @@ def parse_notes(data: Any) -> NotesParams:
 
 
 def _ask(reader: Reader) -> dict[str, Any]:
-    """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
     fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", MOST_ANSWERS) or None
     with _refusing("notes.choices"):
         if choices is not None:
@@ -452,17 +444,12 @@ def _ask(reader: Reader) -> dict[str, Any]:
 
 
 def _values(reader: Reader, key: str, values: Any) -> dict[str, str]:
-    """Check the new values of fields, and convert them to text. Raises Refused."""
-    valid_names = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
-    if not valid_names or not all(map(_is_value, values.values())):
+    """Check the new values of fields, and convert them to text: numbers and booleans as in JSON. Raises Refused."""
+    valid = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
+    if not valid or not all(isinstance(value, (str, int, float)) for value in values.values()):
         also = ", or a list of field=value" if key == "errata" else ""
         raise reader.wrong(key, f"an object of fields and texts{also}", values)
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-
-
-def _is_value(value: Any) -> bool:
-    """Return True for a value of a field: a string, or a finite number or boolean, which becomes text as in JSON."""
-    return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,7 +575,6 @@ def _wants_prefill(reader: Reader) -> bool | None:
 
 
 def _is_text(message: Message) -> bool:
-    """Return True for an answer without calls."""
     return message.role == "assistant" and not message.tool_calls
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -57,8 +57,6 @@ MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready for prefill."""
-
     request: ChatRequest
     layout: Layout
     think: bool
@@ -182,18 +180,6 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
         check_size(state, [choice], "notes.choices")
 
 
-def _replaced_skills(
-    segment_cache: SegmentCache, known: Mapping[str, Segment], request: ChatRequest, roles: Collection[str]
-) -> list[str]:
-    """Return the skills of a conversation whose last text in the messages is not the conversation's, but the one that
-    is compiled now."""
-    if not known or not request.notes.match:
-        return []
-    changed = [info for info in segment_cache.known() if info.name in known and info.text != known[info.name].text]
-    parts = [message.parts for message in request.messages if message.role in roles]
-    return [info.name for info in changed if last_text(parts, (known[info.name], info)) == info.text]
-
-
 def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
     """Convert a chat request to the next turn of a session, or to a single question. `begun`: the session has earlier
     turns. `dry`: do not compile images. Raises Refused for parameters that these do not have."""
@@ -263,9 +249,12 @@ def _prepare_chat(
     think = requests_reasoning(workspace, request.params.think, request.params.max_think)
     digests = prefix_digests(request)
     earlier, known = state.conversations.find(request, digests)
-    for replaced in _replaced_skills(cache, known, request, roles):
-        earlier = earlier and earlier.without(replaced)
-        known = {name: segment for name, segment in known.items() if name != replaced}
+    texts_of = [message.parts for message in request.messages if message.role in roles]
+    for info in cache.known() if known and request.notes.match else ():
+        old = known.get(info.name)  # is replaced if the last text in the messages is the one that is compiled now
+        if old is not None and info.text != old.text and last_text(texts_of, (old, info)) == info.text:
+            earlier = earlier and earlier.without(info.name)
+            known = {name: segment for name, segment in known.items() if name != info.name}
     named: dict[str, Segment] = {}
     for name in map(skill_name, names):
         segment = known.get(name) or cache.segment(name)
@@ -367,7 +356,6 @@ def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> li
 
 
 def _with_errata(message: Message, number: int, conversation: ConversationState) -> Message:
-    """Add a message's errata: at its beginning, and after its skills."""
     parts: list[Part] = list(map(ErratumPart, conversation.before.get(number, ())))
     for part, copy in _parts(message, number):
         parts += [part, *map(ErratumPart, conversation.after_copy.get(copy, ()) if copy else ())]
@@ -427,7 +415,6 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
 
 
 def _max_tokens(params: GenerationParams, limit: int | None) -> int:
-    """Return the most tokens of an answer: the requested number, at most `limit`, else UNLIMITED."""
     return min(bound for bound in (params.max_tokens, limit, UNLIMITED) if bound is not None)
 
 
@@ -526,7 +513,6 @@ def _first_tokens(request: Request, max_new: int) -> int:
 
 
 def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
-    """Return a notice for each skill whose text was edited since it was compiled."""
     notices: list[Notice] = []
     for skill in (*request.splice, request.memory):
         if isinstance(skill, Segment):

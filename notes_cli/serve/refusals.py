@@ -136,7 +136,6 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def error_body(error: Refused) -> dict[str, Any]:
-    """Return the error as JSON of OpenAI's API."""
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
@@ -172,11 +171,6 @@ class Guard:
         self._keys = [key.encode() for key in keys]
         self._host, self._on_loopback = host.lower(), is_loopback(host)
 
-    def _accepts_host(self, name: str) -> bool:
-        if self._keys or name in (self._host, "localhost") or _is_address(name):
-            return True
-        return not self._on_loopback and ("." not in name or name.endswith(".local"))
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             error = self._refusal(Headers(scope=scope), scope["path"], scope["method"])
@@ -191,7 +185,8 @@ class Guard:
         name = _host_name(host)
         if name is None:
             return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")
-        if not self._accepts_host(name):
+        local = not self._on_loopback and ("." not in name or name.endswith(".local"))
+        if not (self._keys or local or name in (self._host, "localhost") or _is_address(name)):
             message = f"this server answers to localhost and to its address, not to {host[:80]!r}"
             return Refused(403, f"{message}: ask it by one of these, or let it listen by that name, or require a key")
         origin = headers.get("origin")

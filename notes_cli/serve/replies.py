@@ -77,7 +77,6 @@ class Reply:
     # Chunks.
 
     def opening(self) -> Iterable[Json]:
-        """Yield the chunks before the first delta."""
         for index in range(self.request.params.choices):
             if self.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
@@ -135,16 +134,11 @@ class Reply:
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:
             return None
-        return {
-            "content": [
-                {
-                    **_logprob(token.text, token.raw, token.logprob),
-                    "top_logprobs": [_logprob(*alternative) for alternative in token.likely],
-                }
-                for token in tokens
-            ],
-            "refusal": None,
-        }
+        content = []
+        for token in tokens:
+            likely = [_logprob(*alternative) for alternative in token.likely]
+            content.append({**_logprob(token.text, token.raw, token.logprob), "top_logprobs": likely})
+        return {"content": content, "refusal": None}
 
     def _completion_logprobs(self, index: int, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:
@@ -215,10 +209,9 @@ def tool_calls(done: AnswerDone) -> list[Json]:
 
 
 def usage(replies: Sequence[Reply]) -> Json:
-    """Return the token counts of prompts and their answers."""
     prefills = [reply.prefill for reply in replies if reply.prefill]
     done = [answer for reply in replies for answer in reply.done.values()]
-    prompt, answers = sum(prefill.tokens for prefill in prefills), sum(answer.tokens for answer in done)
+    prompt, answers = sum(prefill.counts.total for prefill in prefills), sum(answer.tokens for answer in done)
     cached = sum(prefill.cached for prefill in prefills)
     return {
         "prompt_tokens": prompt,

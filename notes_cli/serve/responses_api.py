@@ -250,15 +250,12 @@ class ResponsesReply(Reply):
             "usage": _usage(self) if status == "completed" else None,
             **(self.explained() if finished else {}),
         }
-        if status == "completed" and self.kept is not None and self.asked.store:
-            self.kept.keep(response["id"], [*self.asked.messages, self._message()])
+        if status == "completed" and self.kept is not None and self.asked.store:  # for the next request
+            text = "".join(delta.text for delta in self._deltas.get(0, []) if not delta.reasoning)
+            calls = tool_calls(self.done[0])
+            answer = {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
+            self.kept.keep(response["id"], [*self.asked.messages, answer])
         return response
-
-    def _message(self) -> Json:
-        """Return the answer as a message, for the next request."""
-        text = "".join(delta.text for delta in self._deltas.get(0, []) if not delta.reasoning)
-        calls = tool_calls(self.done[0])
-        return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
 
     # Events.
 

@@ -45,8 +45,6 @@ CHUNK = 256  # prompt tokens that are prefilled per step
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the scheduler."""
-
     parallel: int = 16  # sequences in prefill or decode
     queue: int = 128  # waiting requests
     tokens: int | None = None  # of an answer; None: until the context is full
@@ -143,14 +141,15 @@ class DecodeThread:
             if not self.ready.done():
                 raise Refused(503, "the model is being loaded", code="loading", wait=5)
             self._preparing += 1
-        future = self._pool.submit(function)
-        future.add_done_callback(self._prepare_returned)
-        return future
 
-    def _prepare_returned(self, _: Future[T]) -> None:
-        with self._lock:
-            self._preparing -= 1
-        self._arrivals.put(lambda: None)  # wakes the decode thread, which waits for this at its end
+        def returned(_: Future[T]) -> None:
+            with self._lock:
+                self._preparing -= 1
+            self._arrivals.put(lambda: None)  # wakes the decode thread, which waits for this at its end
+
+        future = self._pool.submit(function)
+        future.add_done_callback(returned)
+        return future
 
     def _prepare(self, job: ServerJob, cancelled: Sequence[ServerJob]) -> None:
         """Prepare a job in a preparation thread, once the `cancelled` ones are finished: it may be the next turn of
@@ -174,7 +173,6 @@ class DecodeThread:
         self._arrivals.put(job)
 
     def compute(self, function: Callable[[], T]) -> T:
-        """Call a function in the decode thread, and wait for its result."""
         return self.call(function).result()
 
     def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
@@ -260,8 +258,10 @@ class DecodeThread:
 
     def _begin(self) -> None:
         workspace, limits = self.workspace, self.limits
-        self.names = model_names(workspace, self.names)
-        idle = 2 if workspace.model.recurrent else IDLE  # each recurrent state takes memory
+        model = workspace.model  # clients may name it by an alias, its file's stem, its own name, or its file's name
+        names = (*self.names, model.path.stem, model.name, model.path.name)
+        self.names = tuple(dict.fromkeys(filter(None, names)))
+        idle = 2 if model.recurrent else IDLE  # each recurrent state takes memory
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, limits.parallel + idle)
         cache_ram = default_budget() if limits.cache_ram is None else limits.cache_ram
@@ -292,7 +292,6 @@ class DecodeThread:
             self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """Refuse all requests, at the end of the server."""
         self._refuse_long_calls()
         self.scheduler.close()
 
@@ -317,15 +316,12 @@ class DecodeThread:
             if arrival is None:
                 self._closing = True
             elif isinstance(arrival, ServerJob):
-                self._begin_job(arrival)
+                arrival.work = self.tasks.work(arrival)
+                arrival.work.cancelled = arrival.cancelled  # it may have been cancelled before
+                arrival.work.on_end = partial(self._job_ended, arrival)
+                self.scheduler.submit(arrival.work)
             else:
                 arrival()
-
-    def _begin_job(self, job: ServerJob) -> None:
-        job.work = self.tasks.work(job)
-        job.work.cancelled = job.cancelled  # it may have been cancelled before
-        job.work.on_end = lambda work: self._job_ended(job, work)
-        self.scheduler.submit(job.work)
 
     def _job_ended(self, job: ServerJob, work: Job[None]) -> None:
         error = work.outcome
@@ -349,9 +345,3 @@ class DecodeThread:
             self._prepared.discard(job)
             self._count -= 1
         job.finished.set()
-
-
-def model_names(workspace: Workspace, aliases: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the model for clients: aliases, its file's stem, its own name, its file's name."""
-    model = workspace.model
-    return tuple(dict.fromkeys(name for name in (*aliases, model.path.stem, model.name, model.path.name) if name))

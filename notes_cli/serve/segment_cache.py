@@ -41,7 +41,7 @@ from notes_cli.runtime.token_runs import TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
-from notes_cli.text.skill import image_skill
+from notes_cli.text.skill import image_skill, load_skill
 
 SHORTEST = 64  # characters of a text without fields that is matched in messages: shorter ones are not worth it
 PAUSE = 0.1  # seconds between attempts while another process compiles the same image
@@ -59,8 +59,7 @@ class Compute(Protocol):
 
 
 class SegmentCache:
-    """The skills and images of a workspace's library. Any thread may use it, except that `image` waits for the decode
-    thread."""
+    """The skills and images of a workspace's library. Any thread may use it; `image` waits for the decode thread."""
 
     def __init__(self, workspace: Workspace, compute: Compute) -> None:
         self._workspace, self._compute = workspace, compute
@@ -85,8 +84,6 @@ class SegmentCache:
     def compiled(self, word: str) -> str:
         """Return the name of a compiled skill, or of a text, which is compiled now if it is not yet. For the server's
         own options, in the decode thread. Raises NotesError."""
-        from notes_cli.text.skill import load_skill
-
         target = self._workspace.library.resolve(word)
         if target.kind == "name":
             return self.segment(target.name).name
@@ -123,8 +120,7 @@ class SegmentCache:
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
     def with_runs(self, tokens: Tokens, texts: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
-        """Open the skills and tool sets that have runs of these tokens in common with the `texts` [first, last)
-        of them."""
+        """Open the skills and tool sets that share runs of tokens with these: with their `texts` [first, last)."""
         infos = [info for info in self.known() if not (info.prefix_only or info.media)]
         with self._lock:
             if len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):
@@ -256,7 +252,6 @@ def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> st
 
 
 def _longest_first(texts: Iterable[Text]) -> list[Text]:
-    """Return the texts that are matched in messages, longest first."""
     candidates = [text for text in texts if not (text.tools or text.media)]
     matchable = [text for text in candidates if len(text.text) >= SHORTEST or text.fields]
     return sorted(matchable, key=lambda text: -len(text.text))
@@ -267,20 +262,13 @@ def _splice_text(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, .
     cut = [_cut(part.text, text) if isinstance(part, TextPart) else [] for part in parts]
     if not any(cut):
         return None
-    return tuple(
-        piece
-        for part, texts in zip(parts, cut, strict=True)
-        for piece in (_join(texts, SkillPart(name)) if texts else [part])
-    )
-
-
-def _join(texts: Sequence[str], skill: SkillPart) -> list[Part]:
-    """Join texts by a skill, without blank ones."""
-    parts: list[Part] = []
-    for number, text in enumerate(texts):
-        parts += [skill] if number else []
-        parts += [TextPart(text)] if text.strip() else []
-    return parts
+    spliced: list[Part] = []
+    for part, texts in zip(parts, cut, strict=True):
+        spliced += [] if texts else [part]
+        for number, piece in enumerate(texts):
+            spliced += [SkillPart(name)] if number else []
+            spliced += [TextPart(piece)] if piece.strip() else []
+    return tuple(spliced)
 
 
 def _cut(text: str, wanted: str) -> list[str]:

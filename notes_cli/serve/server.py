@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 DRAIN = 30.0  # seconds for running answers at the end
 SWITCH = 0.0005  # seconds of Python's switch interval: threads that parse large requests must not delay the others
 KEEP_ALIVE = 75  # seconds; more than the 60 of load balancers
-CUT_OFF = "ASGI callable returned without completing response"  # uvicorn's message about a stalled client
+# uvicorn's message about a stalled client that was cut off, which is not an error of the server
+CUT_OFF = "ASGI callable returned without completing response"
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to `_serve`."""
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    """Return False for a stalled client that was cut off, which is not an error of the server."""
-    return CUT_OFF not in record.getMessage()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -78,7 +72,7 @@ async def _serve(service: Served, listening: socket.socket, on_ready: Callable[[
         h11_max_incomplete_event_size=64 << 10,
     )
     server = _Server(config)
-    logging.getLogger("uvicorn.error").addFilter(_is_error)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_OFF not in record.getMessage())
     ended = asyncio.Event()
 
     def end() -> None:

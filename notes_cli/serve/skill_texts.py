@@ -19,7 +19,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ class Placed:
 
     @property
     def notes(self) -> Json:
-        """The key `notes` of the reply."""
         skills = [{"kind": "splice", "name": name, "how": "text"} for name in self.skills]
         return {"pieces": [*skills, *({"kind": "erratum", "text": text} for text in self.errata)]}
 
@@ -103,7 +101,6 @@ class SkillTexts:
         return holding(self.errata.all(), skill.name, skill.values, marks_of(skill.source, skill.text))
 
     def _files(self) -> list[tuple[object, ...]]:
-        """Return the state of all files that skills are read from."""
         texts = [skill_file(one) for source in self._sources for one in skill_sources(source)]
         folder = self._library.folder  # its time changes with every compile
         try:
@@ -274,12 +271,10 @@ def _slots(messages: Sequence[Json]) -> Iterator[_Slot]:
 
 
 def _constants(skill: Skill) -> list[str]:
-    """Return the parts of the skill's text between its fields."""
     starts, ends = [place.start for place in skill.fields], [place.end for place in skill.fields]
     return [skill.text[at:end] for at, end in zip([0, *ends], [*starts, len(skill.text)], strict=True)]
 
 
-@lru_cache(256)
 def _pattern(skill: Skill) -> re.Pattern[str]:
     """Return a pattern of whole lines for the skill's text with any values, each the same in all its places."""
     groups = dict[str, str]()

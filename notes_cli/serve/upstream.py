@@ -93,7 +93,6 @@ class Exchange:
             self.cached = _count(timings.get("cache_n"))
 
     def text(self) -> str:
-        """Return the counts for the access log."""
         if not self.prompt:
             return ""
         reused = "unknown" if self.cached is None else f"{self.cached:,}"
@@ -176,7 +175,6 @@ class Upstream:
         return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
 
     def _placed(self, data: Any) -> tuple[bytes, Exchange]:
-        """Put skills and errata into a request. Raises NotesError."""
         try:
             placed = self._placer.place(data)
             body, usage_wanted = placed.body, True
@@ -195,16 +193,14 @@ class Upstream:
         if request.method != "POST":
             return await self._pass_on(request, b"", Exchange())
         raw, data = await self._read(request)
-        for key in ("notes", "model") if isinstance(data, dict) else ():
-            if data.get(key) and (key == "notes" or self._names_skills(data[key])):
-                raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=key)
+        given = data if isinstance(data, dict) else {}
+        skills: list[str] = []
+        with suppress(Refused):  # a name of the other server
+            skills = self._placer.skills_of_alias(given.get("model"))[1]
+        if given.get("notes") or skills:
+            param = "notes" if given.get("notes") else "model"
+            raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=param)
         return await self._pass_on(request, raw, Exchange())
-
-    def _names_skills(self, model: object) -> bool:
-        try:
-            return bool(self._placer.skills_of_alias(model)[1])
-        except Refused:
-            return False  # a name of the other server
 
     async def _pass_on(self, request: Request, body: bytes, exchange: Exchange) -> Response:
         """Send a request, and return the reply. Raises Refused, ClientDisconnect."""
@@ -259,7 +255,6 @@ class Upstream:
 
     @contextmanager
     def _refusing(self, failure: str, code: str = "upstream_error") -> Iterator[None]:
-        """Convert errors of the connection to Refused."""
         name = f"the upstream {self._target.url}"
         try:
             yield
@@ -269,8 +264,7 @@ class Upstream:
             raise Refused(502, f"{name} {failure}: {error or type(error).__name__}", code=code) from error
 
     def _refuse_errors(self, status: int, data: bytes) -> None:
-        """Raises Refused for a reply that the client must not see: a failure of the other server, or the refusal of its
-        key."""
+        """Raises Refused for a reply that the client must not see: a failure of that server, a refusal of its key."""
         message = f"the upstream {self._target.url} answers {status}"
         if status in (401, 403):
             raise Refused(502, f"{message}: NOTES_UPSTREAM_KEY must be a key that it accepts", code="upstream_key")
@@ -330,7 +324,6 @@ class Upstream:
         self.metrics.outcomes[outcome] += 1
 
     def count(self, exchange: Exchange) -> None:
-        """Add the counts of an answered request to the metrics."""
         metrics = self.metrics
         if not exchange.prompt:
             return
@@ -352,14 +345,12 @@ class Upstream:
 
 
 def _end_of_event(data: bytes, searched: int) -> int:
-    """Return the end of the first event, after its empty line, which is not in the bytes `searched`; 0 if it is not
-    complete."""
+    """Return the end of the first event, after its empty line, which is not in the bytes `searched`; 0: incomplete."""
     ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark, searched)) >= 0]
     return min(ends, default=0)
 
 
 def _object(data: bytes) -> Json:
-    """Return a JSON object; {} for anything else."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):

@@ -63,8 +63,7 @@ def save(stored: SessionFolder, out: BinaryIO) -> int:
 
 
 def faults(stored: SessionFolder) -> Iterator[tuple[Path, str]]:
-    """Check the K/V files that a session needs. Yields each damaged file with the reason; for a missing file, the
-    ledger."""
+    """Yield each damaged K/V file that a session needs, with the reason; for a missing file, the ledger."""
     ledger = read_ledger(stored.ledger.read_bytes()[: stored.end])
     paths = _existing_rows(stored, ledger)
     for path in paths.values():
@@ -123,7 +122,12 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
         raise ArchiveError(f"its ledger has {info.size:,} bytes, the limit is {MAX_LEDGER:,}")
     with replacing(folder / LEDGER) as temporary:
         _copy(source, info, temporary)
-    ledger = _parse_ledger((folder / LEDGER).read_bytes())
+    try:
+        ledger = read_ledger((folder / LEDGER).read_bytes())
+    except FormatError as error:
+        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
+    except LedgerError as error:
+        raise ArchiveError(f"its ledger is damaged: {error}") from error
     kept, seen = ledger.kept, set[str]()
     while (info := _next_member(source)) is not None:
         if info.name not in kept or info.name in seen:
@@ -138,15 +142,6 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
     _check_complete(ledger, seen)
     with replacing(folder / HEAD) as temporary:
         temporary.write_text(str(ledger.head), encoding="ascii")
-
-
-def _parse_ledger(data: bytes) -> Ledger:
-    try:
-        return read_ledger(data)
-    except FormatError as error:
-        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
-    except LedgerError as error:
-        raise ArchiveError(f"its ledger is damaged: {error}") from error
 
 
 def _next_member(source: BinaryIO) -> tarfile.TarInfo | None:

@@ -129,8 +129,7 @@ def amended(skill: SkillText, changed: Change) -> SkillText:
 
 
 def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
-    """Return the skill as a segment without K/V at its position. Raises SessionError if the sequence has another text
-    there."""
+    """Return the skill as a segment without K/V at its position. Raises SessionError if its text is not there."""
     first, last = skill.position, skill.position + skill.tokens
     actual, text = kv.text_bytes(first, last), skill.text.encode()
     if actual not in (text, b" " + text):  # SentencePiece adds a leading space
@@ -154,8 +153,6 @@ FEW_MOVES = 2  # for any other type
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A completed edit."""
-
     field: str
     value: str
     method: str
@@ -212,8 +209,6 @@ class Correction:
 
 
 class Editor:
-    """Edits fields of an open session."""
-
     def __init__(self, kv: SessionKV, read_at: str | None = None) -> None:
         """Edit an open session. `read_at`: time at which the global errata were read; None: the time of the edit."""
         self._kv = kv
@@ -430,8 +425,7 @@ class Editor:
         return record is not None and record.edits_rows
 
     def _changes(self, values: Iterable[tuple[Reference, str]]) -> list[_Changed]:
-        """Return the changes in place that new values make in the skills, by position; none where that is not
-        possible."""
+        """Return the changes in place that new values make in the skills, by position; none if not possible."""
         by_skill: dict[str, dict[str, str]] = {}
         for reference, value in values:
             by_skill.setdefault(reference.skill, {})[reference.field] = value
@@ -486,15 +480,12 @@ class Editor:
                 if not after_cut:
                     opened_message = not self._kv.text_bytes(first, last).startswith(BETWEEN.encode())
                 patches.append(Patch(first, last, ()))
-            elif after_cut and opened_message and (gap := self._gap(first, last)):
-                patches.append(Patch(first, first + gap, ()))
+            elif after_cut and opened_message:
+                ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
+                gap = [end for end in ends if self._kv.text_bytes(first, end) == BETWEEN.encode()]
+                patches += [Patch(first, end, ()) for end in gap[:1]]
             after_cut = entry in removed or (after_cut and entry.kind in MARKS)
         return patches
-
-    def _gap(self, first: int, last: int) -> int:
-        """Return the number of these tokens that are the empty line before a part of a message; 0 without one."""
-        ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
-        return next((end for end in ends if self._kv.text_bytes(first, end) == BETWEEN.encode()), first) - first
 
 
 def check_moves(kv: SessionKV, message: str, remedy: Remedy, *, memory: bool = False) -> None:
@@ -508,7 +499,6 @@ def check_moves(kv: SessionKV, message: str, remedy: Remedy, *, memory: bool = F
 
 
 def as_lines(patches: Sequence[Patch]) -> list[Line]:
-    """Return the patches as JSON for a ledger."""
     return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
 
 

@@ -87,30 +87,27 @@ class SessionFolder:
 
     def commit(self, line: Line, header: Header | None = None) -> None:
         """Append a line, which commits its operation. `header` begins the session."""
-        self.check_held()
-        try:
+        with self._writing():
             if header is not None:
                 with replacing(self.ledger) as temporary:
                     temporary.write_bytes(serialize([with_time(first_line(header)), with_time(line)]))
             else:
                 self._append(serialize([with_time(line)], self.head.checksum))
-        except OSError as error:
-            raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._after_write()
 
     def rewrite(self, line: Line) -> None:
         """Replace all lines after the first by this one, atomically."""
-        self.check_held()
         first = {**self.lines[0], "replaces": self.head.checksum}
+        with self._writing(), replacing(self.ledger) as temporary:
+            temporary.write_bytes(serialize([first, with_time(line)]))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Read the ledger again after the block, and update the head; if that fails, the next write does it."""
+        self.check_held()
         try:
-            with replacing(self.ledger) as temporary:
-                temporary.write_bytes(serialize([first, with_time(line)]))
+            yield
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._after_write()
-
-    def _after_write(self) -> None:
-        """Read the ledger again and update the head; if that fails, the next write does it."""
         self._read()
         with suppress(OSError):
             self.write_head()

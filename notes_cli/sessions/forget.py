@@ -86,13 +86,15 @@ class Forgetter:
         else:
             self._check_decodable(plan.patches, first)
         new = sum(len(patch.tokens) for patch in plan.patches)
+        computed = (entry for entry in plan.rest.entries if entry.how != "spliced")  # depends on earlier text
+        after = sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
         forgotten = Forgotten(
             plan.parts,
             method,
             removed=sum(patch.last - patch.first for patch in plan.patches),
             moved=remaining - first - new if method == CUT else 0,
             decoded=new if method == CUT else remaining - (0 if self._workspace.model.recurrent else first),
-            remembering=_count_computed(plan.rest, first) - new if method == CUT else 0,
+            remembering=after - new if method == CUT else 0,
             repeated=plan.again,
             skills=plan.skills,
             tokens=remaining,
@@ -131,8 +133,13 @@ class Forgetter:
                 sequence.flush()
         done = sum(map(moves, self._state.live))
         entries = plan.rest.entries
-        if forgotten.method == SUFFIX:
-            entries = [_mark_decoded(entry, first) for entry in entries if entry.kind != TRACE]
+        if forgotten.method == SUFFIX:  # everything from `first` on, spliced K/V included, was decoded again
+            again = [entry for entry in entries if entry.tokens and entry.position >= first and entry.how != "decoded"]
+            entries = [
+                replace(entry, how="decoded", origin=Origin(Reason.AGAIN)) if entry in again else entry
+                for entry in entries
+                if entry.kind != TRACE
+            ]
         if forgotten.remembering:
             place = next((at for at, entry in enumerate(entries) if entry.end > first), len(entries))
             turn = max((entry.turn for entry in entries[:place]), default=0)
@@ -220,8 +227,7 @@ class Forgetter:
         )
 
     def _opens_message(self, asked: Entry, first: int) -> bool:
-        """Return True if the text between system message and question is the template's, not an empty line within one
-        message."""
+        """Return True if the text before the question is the template's, not an empty line within one message."""
         if self._kv.text_bytes(asked.position, first).strip():
             return True
         runs = build(self._workspace.template, asking("?", system="s"))[-1].runs
@@ -373,8 +379,7 @@ class Forgetter:
         return [*tokens, *self._state.tokens[done : entry.end]]
 
     def _rest(self, parts: Parts, entries: list[Entry], patches: Sequence[Patch]) -> tuple[State, tuple[str, ...]]:
-        """Return the remaining state, and the removed skills. Raises SessionError if a remaining turn corrects one of
-        these."""
+        """Return the remaining state, and the removed skills. Raises SessionError if a turn that stays corrects one."""
         state, shift = self._state, position_map(patches)
         emptied = {
             turn: as_question([(result.name, "") for result in pieces_of_kind(state, turn, "tool")])
@@ -395,17 +400,12 @@ class Forgetter:
                     f"skill that would be gone ({', '.join(gone)})",
                     "Name that turn, too",
                 )
-        rest = State(
-            system=state.system,
+        rest = replace(
+            state,
             questions=questions,
             entries=[entry for entry in entries if entry not in about],
-            skills=state.skills,
             values={key: value for key, value in state.values.items() if key not in lost},
             pending={key: erratum for key, erratum in state.pending.items() if key not in lost},
-            memory=state.memory,
-            marks=state.marks,
-            first=state.first,
-            read_at=state.read_at,
         )
         rest.stated = set().union(*(keys_of(known, entry.name) for entry in rest.entries if entry.kind == "erratum"))
         remaining = [skill for skill in state.skills if skill.name not in gone]
@@ -455,31 +455,13 @@ def _common_prefix(remaining: Sequence[int], right: Sequence[int]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(remaining), len(right)))
 
 
-def _count_computed(rest: State, first: int) -> int:
-    """Count the tokens from a position on whose K/V was computed there; spliced K/V does not depend on earlier text."""
-    computed = (entry for entry in rest.entries if entry.how != "spliced")
-    return sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
-
-
-def _mark_decoded(entry: Entry, first: int) -> Entry:
-    """Return the entry after everything from a position on, spliced K/V included, was decoded again."""
-    if entry.how == "decoded" or entry.position < first or not entry.tokens:
-        return entry
-    return replace(entry, how="decoded", origin=Origin(Reason.AGAIN))
-
-
 def _as_line(rest: State) -> Line:
     """Return the remaining state as JSON for a ledger."""
+    keys = ("system", "questions", "values", "pending", "marks", "first", "read_at")
     return {
-        "system": rest.system,
-        "questions": rest.questions,
+        **{key: getattr(rest, key) for key in keys},
         "pieces": [entry_line(entry) for entry in rest.entries],
         "skills": [asdict(skill) for skill in rest.skills],
         **({"memory": asdict(rest.memory)} if rest.memory else {}),
-        "values": rest.values,
-        "pending": rest.pending,
         "stated": sorted(rest.stated),
-        "marks": rest.marks,
-        "first": rest.first,
-        "read_at": rest.read_at,
     }

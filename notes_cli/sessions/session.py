@@ -100,8 +100,7 @@ class Session(AbstractContextManager["Session"]):
         return run(self.workspace, self._job(request, callbacks))
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-        """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
-        earlier."""
+        """As `ask`, streaming. The turn is committed when the answer is complete, not if the stream is closed."""
         return (yield from stream(self.workspace, lambda callbacks: self._job(request, callbacks), callbacks))
 
     def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
@@ -154,7 +153,10 @@ class Session(AbstractContextManager["Session"]):
                 method=request.method,
             )
             if self._errata:
-                draft = replace(draft, settings=replace(settings, method=self._method(request)))
+                in_place = self._correction.skills or self._compiled
+                method = None if request.method == AUTO else request.method
+                method = method or (FIELD_ERRATUM if in_place else ERRATUM)
+                draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, **draft.how, room=room)
@@ -199,8 +201,7 @@ class Session(AbstractContextManager["Session"]):
         check_moves(self._kv, f"the memory of session {name} cannot be moved", Help.UNDO(name=name), memory=True)
 
     def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
-        """Open the skills of a request. Raises EngineError, with the context length for the whole turn, if one does not
-        fit."""
+        """Open the skills of a request. Raises EngineError, with the length of the whole turn, if one does not fit."""
         try:
             return open_requested(self.workspace, request, callbacks)
         except EngineError as error:
@@ -280,7 +281,12 @@ class Session(AbstractContextManager["Session"]):
         current values and their errata, and its earlier copy is cut out. Raises SessionError for a skill that is in the
         session already; with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that
         cannot be moved."""
-        self._check_new(segments)
+        seen = {skill.name for skill in self.state.skills}
+        for segment in segments:
+            if segment.name in seen:
+                name = self.stored.name
+                raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
+            seen.add(segment.name)
         kept, outdated = self._memory_values(memory)
         segments = [*segments, memory] if memory else segments
         skills = {segment.name: segment for segment in segments}
@@ -289,12 +295,14 @@ class Session(AbstractContextManager["Session"]):
         restated = of_fields(  # errata of the memory follow its copy
             {key: value for (_, name, key), value in kept if key in self.state.stated and value != written[name]}
         )
-        parsed = _latest(read_errata([*restated, *errata], known))
-        self._question, self._errata = question, _values_of(parsed)
+        parsed = [*enumerate(read_errata([*restated, *errata], known))]
+        last = {erratum.key: number for number, erratum in parsed if erratum.field}  # overrules others of its field
+        latest = [erratum for number, erratum in parsed if last.get(erratum.key, number) == number]
+        self._question, self._errata = question, _values_of(latest)
         pending = self._pending(known, wording, outdated)
         pending = {key: text for key, text in pending.items() if key not in self._errata}
-        names = iter([*pending, *(erratum.key for erratum in parsed)])
-        texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
+        names = iter([*pending, *(erratum.key for erratum in latest)])
+        texts = [*pending.values(), *(word(erratum, wording) for erratum in latest)]
         editor = Editor(self._kv)
         in_place = self._errata and (
             editor.edits_in_place if method is None or method == AUTO else method.record.edits_rows
@@ -352,12 +360,6 @@ class Session(AbstractContextManager["Session"]):
         kept = {name: key for name, key in keys.items() if key in fields and key not in outdated}
         return [(Reference(memory.name, name, key), fields[key]) for name, key in kept.items()], outdated
 
-    def _method(self, request: Request) -> Method:
-        """Return the method by which the turn in progress corrects fields."""
-        in_place = self._correction.skills or self._compiled
-        named = None if request.method == AUTO else request.method
-        return named or (FIELD_ERRATUM if in_place else ERRATUM)
-
     def _changes_of(self, segments: Sequence[Segment], values: Sequence[tuple[Reference, str]]) -> dict[str, Change]:
         """Return the changes in place of new skills, by name; none where that is not possible."""
         changes = {}
@@ -372,14 +374,12 @@ class Session(AbstractContextManager["Session"]):
         self._correction = correction
         if not correction.patches:
             return self.sequence
-        if correction.memory is not None:
-            with self._kv.changing() as sequence:
-                sequence.replace(correction.patches)
-            return sequence
         try:
             with self._kv.changing() as sequence:
                 sequence.replace(correction.patches)
-        except UnsupportedError:  # at these positions; errata state the values
+        except UnsupportedError:  # at these positions
+            if correction.memory is not None:  # else errata state the values
+                raise
             self._correction = Correction()
             return self.sequence
         return sequence
@@ -445,14 +445,6 @@ class Session(AbstractContextManager["Session"]):
             pending[now] = word(Erratum(target.field, value, "", target.skill if shared else ""), wording)
         return pending
 
-    def _check_new(self, segments: Sequence[Segment]) -> None:
-        seen = {skill.name for skill in self.state.skills}
-        for segment in segments:
-            if segment.name in seen:
-                name = self.stored.name
-                raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
-            seen.add(segment.name)
-
     @contextmanager
     def fork(self, new: str) -> Iterator[Session]:
         """Fork the session between two turns; the fork is locked until the block ends. Its sequence shares cells with
@@ -485,8 +477,9 @@ class Session(AbstractContextManager["Session"]):
             "pieces": pieces,
             "skills": skills,
             "errata": self._errata,
+            "marks": self._marks,
+            "read_at": self._read_at,
         }
-        line |= {"marks": self._marks, "read_at": self._read_at}
         if self._compiled:
             line["first"] = self._compiled
         if self._memory:
@@ -519,10 +512,6 @@ class Session(AbstractContextManager["Session"]):
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         return Editor(self._kv).edit(name, value, method)
 
-    def queue(self, name: str, value: str, read_at: str) -> Edited:
-        """Queue a global erratum, which was read at this time, for the next turn."""
-        return Editor(self._kv, read_at).queue(name, value)
-
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
@@ -547,19 +536,12 @@ class Session(AbstractContextManager["Session"]):
         return Forgetter(self._kv).forget(names, method, dry=dry)
 
     def undo(self) -> Line:
-        """Undo the last turn, edit, compaction or cut, restoring the exact K/V. Raises SessionError if there is
-        none."""
+        """Undo the last turn, edit, compaction or cut, with the exact K/V. Raises SessionError if there is none."""
         return self._kv.undo()
 
 
 def _needs_larger_context(error: EngineError) -> bool:
     return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
-
-
-def _latest(errata: Sequence[Erratum]) -> list[Erratum]:
-    """Drop errata of a field for which a later one has another value."""
-    last = {erratum.key: number for number, erratum in enumerate(errata) if erratum.field}
-    return [erratum for number, erratum in enumerate(errata) if last.get(erratum.key, number) == number]
 
 
 def _change(workspace: Workspace, segment: Segment, values: Iterable[tuple[Reference, str]]) -> Change | None:
@@ -631,8 +613,7 @@ def correcting(
 
 
 def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
-    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
-    has."""
+    """Return errata for new values of fields, as in `correcting`. Raises SkillError for a field that no skill has."""
     known = known_fields(*skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():
@@ -650,5 +631,5 @@ def apply_errata(session: Session, errata: GlobalErrata) -> int:
     read_at = now()
     missing = unapplied(session.state, errata.all())
     for key, value in missing.items():
-        session.queue(key, value, read_at)
+        Editor(session._kv, read_at).queue(key, value)
     return len(missing)

@@ -212,7 +212,10 @@ class SessionKV:
                 part = opened[name].slice(row, row + count)
             except EngineError as error:
                 raise self._mismatch() from error
-            parts.append(part if len(runs) <= FILES else _copy(part))
+            if len(runs) > FILES:  # a copy in memory, so that the file can be closed
+                layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in part.layers)
+                part = replace(part, tokens=part.tokens.copy(), context=part.context.copy(), layers=layers)
+            parts.append(part)
             if len(opened) > FILES:
                 del opened[next(iter(opened))]  # least recently used
         tokens = np.concatenate([part.tokens for part in parts])
@@ -249,7 +252,6 @@ class SessionKV:
             raise SessionError(error.what, Help.UNDO(name=self.stored.name)) from error
 
     def _save_rows(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> Line:
-        """Save the K/V at these positions, and return the line with the name and checksum of the file."""
         if not places:
             return {**line, "changed": places, "rows": ""}
         assert sequence is not None
@@ -269,12 +271,6 @@ class SessionKV:
             *(header.identity, concatenate_rows(layers)),
             prefix_only=header.prefix_only,
         )
-
-
-def _copy(segment: Segment) -> Segment:
-    """Return a copy in memory, so that the file can be closed."""
-    layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in segment.layers)
-    return replace(segment, tokens=segment.tokens.copy(), context=segment.context.copy(), layers=layers)
 
 
 def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:

@@ -67,7 +67,6 @@ def ranges_of(pairs: Iterable[Sequence[int]], length: int) -> list[Range]:
 
 
 def patches_of(line: Line, length: int) -> list[Patch]:
-    """Return the token patches of a line, for a sequence of `length` tokens."""
     spans = ranges_of([(part["first"], part["last"]) for part in line["patches"]], length)
     return [Patch(*span, ids_of(part["tokens"])) for span, part in zip(spans, line["patches"], strict=True)]
 
@@ -220,12 +219,10 @@ class State:
 
     @property
     def known(self) -> Known:
-        """Fields of the skills."""
         return known_fields(*self.skills)
 
     @property
     def fields(self) -> dict[str, str]:
-        """Current value of every field."""
         known = self.known
         spans = {known.key(skill.name, span.name): span.value for skill in self.skills for span in skill.fields}
         return spans | self.values
@@ -240,7 +237,6 @@ class State:
 
     @property
     def checksums(self) -> dict[str, str]:
-        """Checksums of the K/V files, by name."""
         return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
 
     @property
@@ -338,8 +334,7 @@ class State:
         return sum(last - first for first, last in places)
 
     def _replace_memory(self, line: Line, skills: Sequence[SkillText]) -> None:
-        """Take the old copy of the memory out of the skills, for the new one among `skills`, and drop its outdated
-        values."""
+        """Replace the old copy of the memory by the one among `skills`, and drop its outdated values."""
         memory, before = Memory.from_dict(line["memory"]), self.memory
         if "cut" in line:
             number_of(line, "cut")
@@ -492,7 +487,6 @@ def keys_of(known: Known, name: str) -> set[str]:
 
 
 def entry_line(entry: Entry) -> Line:
-    """Return the entry as JSON for the line of a cut."""
     keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
     erratum = {"erratum": True} if entry.origin.erratum else {}
     return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), **erratum}
@@ -541,7 +535,6 @@ def _is_applied(state: State, erratum: GlobalErratum) -> bool:
 
 
 def _full_keys(state: State, name: str) -> list[str]:
-    """Return `skill.field` of the fields with this name."""
     return [f"{reference.skill}.{reference.field}" for reference in state.known.find(name)]
 
 
@@ -675,7 +668,6 @@ def _seal(checksum: str) -> bytes:
 
 
 def serialize(lines: Iterable[Line], before: str = "") -> bytes:
-    """Serialize lines that follow one with the checksum `before`."""
     return chain((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
 
 
@@ -689,7 +681,6 @@ def chain(objects: Iterable[bytes], before: str = "") -> bytes:
 
 
 def first_line(header: Header) -> Line:
-    """Return the first line of a ledger."""
     return {
         "op": "open",
         "format": FORMAT,
@@ -701,5 +692,4 @@ def first_line(header: Header) -> Line:
 
 
 def with_time(line: Line) -> Line:
-    """Return the line with the current time."""
     return {**line, "time": datetime.now(timezone.utc).strftime(TIME)}
