@@ -20,7 +20,7 @@ from reference import LoadZoo, nmse
 from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
-from notes_cli.engine import options as module
+from notes_cli.engine import limits as module
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import KV_TYPES, ContextOptions
 from notes_cli.engine.model import Model
