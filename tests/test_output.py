@@ -32,18 +32,8 @@ def obeyed(text: str) -> set[str]:
 @pytest.mark.parametrize(
     "show",
     [
-<<<<<<< ours
-        *(output.say, output.page, output.log, output.aside, output.result, lambda text: output.fail(text, 1)),
+        *(output.say, output.log, output.aside, output.result, lambda text: output.fail(text, 1)),
         *(lambda text: output.table((text,), [(text,)]), lambda text: output.styled([(text, "bold")])),
-=======
-        output.say,
-        output.log,
-        output.aside,
-        output.result,
-        lambda text: output.fail(text, 1),
-        lambda text: output.table((text,), [(text,)]),
-        lambda text: output.styled([(text, "bold")]),
->>>>>>> theirs
     ],
 )
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
