@@ -279,16 +279,11 @@ def main() -> int:
     early, late = max(sizes[: len(sizes) // 5] or [0]), max(sizes[-len(sizes) // 5 :] or [0])
     if early and late > GROWTH * early:
         outcome.wrong.append(f"the memory grew from {early >> 20} to {late >> 20} MiB")
-    report = {
-        "requests": given.requests,
-        "seed": given.seed,
-        "kinds": dict(outcome.kinds),
-        "statuses": dict(outcome.states),
-        "right": outcome.right,
-        "wrong": outcome.wrong,
-        "memory_mib": {"first_fifth": early >> 20, "last_fifth": late >> 20},
-        "minutes": round((time.monotonic() - started) / 60, 1),
-    }
+    report: Json = {"requests": given.requests, "seed": given.seed}
+    report |= {"kinds": dict(outcome.kinds), "statuses": dict(outcome.states)}
+    report |= {"right": outcome.right, "wrong": outcome.wrong}
+    report |= {"memory_mib": {"first_fifth": early >> 20, "last_fifth": late >> 20}}
+    report |= {"minutes": round((time.monotonic() - started) / 60, 1)}
     print(json.dumps(report, indent=1))
     if given.write:
         given.write.write_text(json.dumps(report, indent=1) + "\n")

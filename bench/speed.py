@@ -92,17 +92,8 @@ class Copies:
 
 
 def make_segment(context: Context, tokens: Tokens, layers: tuple[LayerRows, ...]) -> Segment:
-    return Segment(
-        name="random",
-        description="",
-        text="",
-        tokens=tokens,
-        base=COMPILED_AT,
-        context=np.zeros(COMPILED_AT, np.int32),
-        fields=(),
-        identity=context.identity("0" * 64),
-        layers=layers,
-    )
+    before, identity = np.zeros(COMPILED_AT, np.int32), context.identity("0" * 64)
+    return Segment("random", "", "", tokens, COMPILED_AT, before, (), identity, layers)
 
 
 def random_rows(context: Context, count: int) -> tuple[LayerRows, ...]:

@@ -112,14 +112,11 @@ def binding(build: Path) -> bool:
         return str(tiny.write_model(WORK / f"{model}.gguf", model) if isinstance(model, str) else model)
 
     # test_llama.py imports scipy, and does not use it
-    for name, member, value in (
-        ("scipy", "special", None),
-        ("scipy.special", "log_softmax", None),
-        ("huggingface_hub", "hf_hub_download", download),
-    ):
-        module = ModuleType(name)
-        setattr(module, member, value)
-        sys.modules[name] = module
+    parts = {"scipy": {"special": None}, "scipy.special": {"log_softmax": None}}
+    parts["huggingface_hub"] = {"hf_hub_download": download}
+    for name, members in parts.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update(members)
 
     os.chdir(WORK)  # the tests name files from there
     options = ["tests", "-v", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(WORK)]

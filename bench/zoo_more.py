@@ -265,14 +265,8 @@ def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Gene
 
 
 def write(path: Path, arch: str, metadata: Metadata, shapes: Shapes) -> None:
-    defaults = {
-        "vocab_size": VOCABULARY,
-        "context_length": 256,
-        "embedding_length": WIDTH,
-        "block_count": LAYERS,
-        "feed_forward_length": FEED,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-    }
+    defaults = {"vocab_size": VOCABULARY, "context_length": 256, "embedding_length": WIDTH, "block_count": LAYERS}
+    defaults |= {"feed_forward_length": FEED, "attention.layer_norm_rms_epsilon": 1e-5}
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, arch)

@@ -147,19 +147,12 @@ class Stage:
         code, _ = waited(child, seconds)
         return Outcome(code, *((self.folder / name).read_text(errors="replace") for name in ("out", "err")))
 
-    def execute(self, command: str, home: Path) -> subprocess.Popen[str]:
+    def execute(self, command: str, home: Path) -> subprocess.Popen[bytes]:
         """Run a command in a new Python."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "notes_cli", *self.arguments(command, home)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)},
-            cwd=self.folder,
-            start_new_session=True,
-        )
+        words = [sys.executable, "-m", "notes_cli", *self.arguments(command, home)]
+        environment = {**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(words, env=environment, cwd=self.folder, start_new_session=True, **streams)
 
     def _work(self, command: Command, home: Path, before: Callable[[], object] | None) -> None:
         """The child's part of a run. Never returns."""

@@ -44,7 +44,7 @@ def invariant(name: str) -> Part:
     def compared(given: argparse.Namespace) -> Any:
         from bench.gpu import invariants
 
-        return getattr(invariants, name)([] if given.quick else [given.smollm2])
+        return invariants.each(getattr(invariants, name), [] if given.quick else [given.smollm2])
 
     return compared
 

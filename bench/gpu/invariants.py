@@ -67,36 +67,21 @@ def models(folder: Path, more: list[Path]) -> Iterator[Path]:
     yield from more
 
 
-def rows(more: list[Path]) -> list[Line]:
-    """For each model and cache: whether rows read back from the device equal those of the host's cache, bit for bit,
-    and how many calls copied them."""
-    return _each(_all_rows, more)
-
-
-def logits(more: list[Path]) -> list[Line]:
-    """Verdicts of bench/zoo_model.py, with the device's own rounding: the same tokens decoded in two batches."""
-    return _each(_all_logits, more)
-
-
-def operations(more: list[Path]) -> list[Line]:
-    """For each model and cache, and for half of the layers on the device and all: the largest error of any operation's
-    rows and logits beside the CPU's, that of decoding alone, that of rows spliced from a wrong position, and the calls
-    that copied one splice."""
-    return _each(_all_operations, more)
-
-
-def _each(work: Callable[[Path], list[Line]], more: list[Path]) -> list[Line]:
+def each(work: Callable[[Path], list[Line]], more: list[Path]) -> list[Line]:
     """The lines of all models, several processes at a time."""
     processes = min(8, os.cpu_count() or 1)
     with TemporaryDirectory() as folder, ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return [line for lines in pool.map(work, models(Path(folder), more)) for line in lines]
 
 
-def _all_rows(path: Path) -> list[Line]:
+def rows(path: Path) -> list[Line]:
+    """For each cache: whether rows read back from the device equal those of the host's cache, bit for bit, and how many
+    calls copied them."""
     return [_line(path, f"{kv} {flash}", partial(_rows, path, kv, flash)) for kv, flash in CACHES]
 
 
-def _all_logits(path: Path) -> list[Line]:
+def logits(path: Path) -> list[Line]:
+    """Verdicts of bench/zoo_model.py, with the device's own rounding: the same tokens decoded in two batches."""
     with Model(path) as model:
 
         def measured(column: tuple[str, str, str, str]) -> Line:
@@ -108,7 +93,10 @@ def _all_logits(path: Path) -> list[Line]:
         return [_line(path, " ".join(column), partial(measured, column)) for column in COLUMNS]
 
 
-def _all_operations(path: Path) -> list[Line]:
+def operations(path: Path) -> list[Line]:
+    """For each cache, and for half of the layers on the device and all: the largest error of any operation's rows and
+    logits beside the CPU's, that of decoding alone, that of rows spliced from a wrong position, and the calls that
+    copied one splice."""
     return [
         _line(path, f"{kv} {flash} {place}", partial(_operations, path, kv, flash, place))
         for kv, flash in CACHES

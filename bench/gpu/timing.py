@@ -63,16 +63,8 @@ def _splices(context: Context, count: int, path: Path) -> dict[str, Any]:
         calls = (native.traffic().copies - before.copies) // (2 * ROUNDS)
         read = min(seconds(lambda: context.read(0, SPLICED_AT, count, base=COMPILED_AT)) for _ in range(3))
         taken = timed(prefill, 3)
-    return {
-        "tokens": count,
-        "bytes": segment.nbytes,
-        "calls": calls,
-        "prefill": taken,
-        "memory": memory,
-        "file": file,
-        "read": read,
-        **memcpy(segment.nbytes),
-    }
+    times = {"prefill": taken, "memory": memory, "file": file, "read": read, **memcpy(segment.nbytes)}
+    return {"tokens": count, "bytes": segment.nbytes, "calls": calls, **times}
 
 
 def first_tokens(name: str, model: Path, text: str, program: Path) -> dict[str, Any]:

@@ -230,15 +230,8 @@ def completion(work: Work, cache: bool = False) -> Runs:
 def llama_cpp_python(work: Work) -> Runs:
     """Ask one process with an in-memory cache of states, after it has answered the first prompt."""
     prompts = [*filter(None, [work.seen]), *work.asked]
-    given = {
-        "package": str(PINNED.folder / "package"),
-        "model": model(),
-        "threads": THREADS,
-        "context": CONTEXT,
-        "answer": ANSWER,
-        "seconds": LONG if work.summed else CAP,
-        "requests": [_messages(prompt) for prompt in prompts],
-    }
+    given = {"package": str(PINNED.folder / "package"), "model": model(), "threads": THREADS, "context": CONTEXT}
+    given |= {"answer": ANSWER, "seconds": LONG if work.summed else CAP, "requests": [*map(_messages, prompts)]}
     path = FOLDER / "llama-cpp-python.json"
     path.write_text(json.dumps(given), encoding="utf-8")
     command = [sys.executable, "-m", "bench.race.llama_cpp_python", str(path)]

@@ -44,14 +44,6 @@ def cloned(source: str) -> Path:
     return folder.resolve()
 
 
-def default_models() -> list[Path]:
-    """SmolLM2, and the model that ships."""
-    real = SMOLLM2.find(FOLDER)
-    if real is None:
-        raise SystemExit("SmolLM2 is missing: make dev installs it, or name a model with --model")
-    return [real, shipped_model()]
-
-
 def run(path: Path, clone: Path, tasks: Path, facts: int, threads: int) -> tuple[str, list[report.Compared]]:
     """Compare all cases on a model. Returns its name and the comparisons."""
     from bench.reference.author import Author
@@ -90,12 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in (*([given.tasks] if given.tasks else []), *(given.model or [])):
         if not path.is_file():
             raise SystemExit(f"there is no file {path}")
+    models = [SMOLLM2.find(FOLDER), shipped_model()]
+    if not given.model and models[0] is None:
+        raise SystemExit("SmolLM2 is missing: make dev installs it, or name a model with --model")
     FOLDER.mkdir(parents=True, exist_ok=True)
     if given.tasks is None:
         from bench.reference.author import write_tasks
 
         given.tasks = write_tasks(clone, FOLDER / "tasks.json")
-    found = dict(run(path, clone, given.tasks, given.facts, given.threads) for path in given.model or default_models())
+    found = dict(run(path, clone, given.tasks, given.facts, given.threads) for path in given.model or models)
     print(report.table(found))
     failed = [f"{name}: {line}" for name, some in found.items() for line in report.failures(some)]
     if given.write:

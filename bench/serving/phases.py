@@ -169,16 +169,12 @@ def warm_server(phase: Phase) -> Iterator[str]:
     with _ours(phase) if phase.system.reuse is None else _stock(phase) as url:
         for expected in (0.0, WARM):  # the first round may have to read, the second must not
             with ThreadPoolExecutor(PARALLEL) as pool:
-                shares = list(pool.map(lambda _: _cached(url, question), range(PARALLEL)))
+                asked = pool.map(lambda _: post(f"{url}/v1/chat/completions", _whole(question)), range(PARALLEL))
+                usages = [one["usage"] for one in asked]
+            shares = [one["prompt_tokens_details"]["cached_tokens"] / one["prompt_tokens"] for one in usages]
             if min(shares) < expected:
                 raise SystemExit(f"{phase.system.title}: not warm, {min(shares):.2f} of the prompt was there")
         yield url
-
-
-def _cached(url: str, question: dict[str, Any]) -> float:
-    """The share of a question's prompt that was there."""
-    usage = post(f"{url}/v1/chat/completions", _whole(question))["usage"]
-    return float(usage["prompt_tokens_details"]["cached_tokens"] / usage["prompt_tokens"])
 
 
 def _whole(question: dict[str, Any]) -> dict[str, Any]:
