@@ -36,14 +36,18 @@ def whole(part: str = "attention") -> Segment:
     return segment(prefix_only=True, layers=(LayerRows(0, rows, rows, part),))
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 5), (0, 2), (1, 4), (3, 5), (2, 2)])
-def test_a_part_keeps_its_rows_where_they_are(first: int, last: int) -> None:
-    """A part has its tokens, base and rows, and no properties of the whole text."""
-    part = segment().slice(first, last)
-    assert part.tokens.tolist() == list(range(10 + first, 10 + last)) and part.base == 2 + first
-    assert part.layers[0].k[:, 0].tolist() == part.layers[0].v[:, 1].tolist() == list(range(2 + first, 2 + last))
-    assert part.context.tolist() == [7, 8, *range(10, 10 + first)]
-    assert (part.text, part.fields, part.influence, part.blocks) == ("", (), {}, ())
+def test_a_part_keeps_its_rows_where_they_are() -> None:
+    """A part has its tokens, base and rows, and no properties of the whole text; none is beyond it."""
+    for first, last in ((0, 5), (0, 2), (1, 4), (3, 5), (2, 2)):
+        part = segment().slice(first, last)
+        assert part.tokens.tolist() == list(range(10 + first, 10 + last)) and part.base == 2 + first
+        assert part.layers[0].k[:, 0].tolist() == part.layers[0].v[:, 1].tolist() == list(range(2 + first, 2 + last))
+        assert part.context.tolist() == [7, 8, *range(10, 10 + first)]
+        assert (part.text, part.fields, part.influence, part.blocks) == ("", (), {}, ())
+    for first, last in ((-1, 2), (0, 6), (3, 2)):
+        with pytest.raises(EngineError, match=r"is not a part of them"):
+            segment().slice(first, last)
+    assert segment().spans == [(0, 3), (3, 5)] and segment(blocks=()).spans == [(0, 5)]
 
 
 def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
@@ -56,20 +60,10 @@ def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
     assert whole("state").slice(0, 5).layers[0].k.shape == (7, 3)
 
 
-@pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 6), (3, 2)])
-def test_no_part_beyond_the_segment(first: int, last: int) -> None:
-    with pytest.raises(EngineError, match=r"is not a part of them"):
-        segment().slice(first, last)
-
-
-def test_blocks_cover_all_tokens() -> None:
-    assert segment().spans == [(0, 3), (3, 5)] and segment(blocks=()).spans == [(0, 5)]
-
-
-@pytest.mark.parametrize("field", [one.name for one in fields(Identity)])
-def test_what_makes_two_identities_one(identity: Identity, field: str) -> None:
+def test_what_makes_two_identities_one(identity: Identity) -> None:
     """A renamed file is the same model, by each of the three ways in which they are compared."""
-    other = replace(identity, **{field: "other"})
-    same = field in ("model", "quantization", "rope_text")
-    assert (other == identity) == (other.key == identity.key) == (not identity.differences(other)) == same
-    assert other.as_dict()[field] == "other"
+    for field in [one.name for one in fields(Identity)]:
+        other = replace(identity, **{field: "other"})
+        same = field in ("model", "quantization", "rope_text")
+        assert (other == identity) == (other.key == identity.key) == (not identity.differences(other)) == same
+        assert other.as_dict()[field] == "other"

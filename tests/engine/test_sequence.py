@@ -78,12 +78,12 @@ def test_pieces_cover_the_tokens(sequence: KVSequence, segment: Segment) -> None
     assert sequence.context.length(0) == len(sequence) == 46
 
 
-@pytest.mark.parametrize(("seam", "pieces"), [(0, ["spliced"]), (40, ["seam"]), (10**9, ["seam"])])
-def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment, seam: int, pieces: list[str]) -> None:
+def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment) -> None:
     """Without a seam no token of the skill is decoded; one as long as the skill decodes it all."""
-    sequence.splice(segment, seam=seam)
-    assert [piece.how for piece in sequence.pieces] == pieces
-    assert len(sequence) == len(SKILL)
+    for seam, how in ((0, "spliced"), (40, "seam"), (10**9, "seam")):
+        sequence.truncate(0)
+        sequence.splice(segment, seam=seam)
+        assert [piece.how for piece in sequence.pieces] == [how] and len(sequence) == len(SKILL)
 
 
 def test_a_notebook_is_divided(sequence: KVSequence, decoded: list[int]) -> None:
@@ -248,14 +248,12 @@ def test_the_notebook_is_usable_afterwards(exact: Context) -> None:
         assert list(seq.generate(sampler, 5)) == undisturbed
 
 
-@pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
-def test_choices_that_leave_nothing_to_decide(exact: Context, choices: list[str]) -> None:
-    with pytest.raises(NotesError, match="two or more different answers"):
-        decide(prompted(exact), choices)
-
-
-def test_a_choice_longer_than_the_context(exact: Context) -> None:
+def test_choices_that_leave_nothing_to_decide(exact: Context) -> None:
+    """Fewer than two different ones, or one longer than the context."""
     seq = prompted(exact)
+    for choices in ([], ["yes"], ["yes", "yes"], ["yes", ""]):
+        with pytest.raises(NotesError, match="two or more different answers"):
+            decide(seq, choices)
     with pytest.raises(NotesError, match="too small"):
         decide(seq, ["x" * 500, "y"])
     assert decide(seq, ["x", "y"]).choice in ("x", "y")
