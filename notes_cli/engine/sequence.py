@@ -635,27 +635,14 @@ def _next_size(tokens: int) -> int:
 
 def run(task: Task[T]) -> T:
     """Run one task to its end and return its result. Errors are raised in the task at its yield, and end it."""
-    running = steps(task)
-    while True:
-        try:
-            next(running)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-
-def steps(task: Task[T]) -> Generator[None, None, T]:
-    """As `run`, yielding before each batch."""
     try:
+        sequences = next(task)
         while True:
-            sequences = next(task)
-            yield
-            # A prompt that is decoded alone has the same batches everywhere (runtime/scheduler.py).
-            limit = sequences[0].context.n_ubatch if len(sequences) == 1 else None
             try:
-                decode(sequences, limit)
+                decode(sequences)
             except NotesError as error:
                 throw(task, error)
+            sequences = next(task)
     except StopIteration as done:
         result: T = done.value
         return result

@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method
 from notes_cli.engine.positions import Patch, align
-from notes_cli.engine.sequence import KVSequence, Task, run, steps
+from notes_cli.engine.sequence import KVSequence, Task
+from notes_cli.engine.sequence import run as run_task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, UnsupportedError, reason
 from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, temporary_cells, warn_unspliced
 from notes_cli.runtime.generate import (
@@ -47,10 +48,12 @@ from notes_cli.runtime.request import (
     Stream,
 )
 from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
+from notes_cli.runtime.scheduler import Job, Scheduler, run
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.scheduler import Job, Scheduler
+    from notes_cli.runtime.resolve import ResolvedRequest
+
 
 MARGIN = 0.2  # in probability
 TOKENS = 16  # of an answer that are compared
@@ -158,7 +161,7 @@ class _Trial:
             self.decoded += fork.replace(patches)
         start = len(fork)
         parts = parts_of(self._workspace, prompt)
-        run(assemble_task(self._workspace, prompt, parts, begun=fork, **self._draft.how))
+        run_task(assemble_task(self._workspace, prompt, parts, begun=fork, **self._draft.how))
         self.decoded += len(fork) - start
         return fork
 
@@ -220,28 +223,26 @@ class Question:
     def task(
         self,
         workspace: Workspace,
-        sequence: KVSequence,
+        job: Job[Any],
         callbacks: Callbacks,
-        *,
-        live: int = 0,
-        boundary: int | None = None,
         on_boundary: Callable[[], object] | None = None,
         on_prefill: OnPrefill | None = None,
     ) -> Task[Answer]:
-        """Assemble the prompt in this sequence, which has its first `live` tokens, and answer it; then it is closed.
-        `on_boundary` is called when the first `boundary` tokens are decoded, `on_prefill` when all are."""
-        draft = self.draft
+        """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the
+        job's boundary are decoded, `on_prefill` when all are."""
+        assert job.sequence is not None
+        sequence, draft = job.sequence, self.draft
         try:
             yield from assemble_task(workspace, self.prompt, self.parts, **draft.how, begun=sequence)
             if self.choose_method:
                 sequence, draft = choose_per_edit(workspace, draft, sequence)
-            if on_boundary and boundary:
-                if sequence.divided and sequence.rows < boundary:  # its question would be in the same batch
-                    sequence.divide(boundary)
+            if on_boundary and job.boundary:
+                if sequence.divided and sequence.rows < job.boundary:  # its question would be in the same batch
+                    sequence.divide(job.boundary)
                 while not sequence.divided:
                     yield [sequence]
                 on_boundary()
-            plan = Plan.of(draft, sequence, live, boundary or 0)
+            plan = Plan.of(draft, sequence, job.live, job.boundary or 0)
             return (yield from answer_task(workspace, draft.request, plan, callbacks, on_prefill))
         finally:
             sequence.close()
@@ -249,34 +250,35 @@ class Question:
 
 def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
     """Answer one question. Raises NotesError."""
-    return run(_ask_task(workspace, request, callbacks))
+    return run(workspace, _job(workspace, request, callbacks))
 
 
 def ask_stream(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
     """As `ask`, yielding texts as they are generated. Starts at the first `next`; closing it frees its sequence."""
-    return (yield from stream(lambda callbacks: _ask_task(workspace, request, callbacks), callbacks))
+    return (yield from stream(workspace, lambda callbacks: _job(workspace, request, callbacks), callbacks))
 
 
-def stream(make: Callable[[Callbacks], Task[Answer]], callbacks: Callbacks) -> Stream:
-    """Run the task that `make` makes with these callbacks, yielding its texts as they are generated; a choice as a
+def stream(workspace: Workspace, make: Callable[[Callbacks], Job[Answer]], callbacks: Callbacks) -> Stream:
+    """Run the job that `make` makes with these callbacks, yielding its texts as they are generated; a choice as a
     whole."""
     texts: list[str] = []
-    answers: list[Answer] = []
 
     def on_text(text: str) -> None:
         texts.append(text)
         if callbacks.on_text:
             callbacks.on_text(text)
 
-    with closing(steps(make(replace(callbacks, on_text=on_text, on_answer=answers.append)))) as running:
-        for _ in running:
+    job = make(replace(callbacks, on_text=on_text, on_answer=NO_CALLBACKS.on_answer))
+    with Scheduler(workspace) as scheduler:
+        scheduler.submit(job)
+        while not job.ended:
+            scheduler.step()
             yield from texts
             texts.clear()
-    yield from texts
-    if answers[0].decision:
-        yield answers[0].text
-    callbacks.on_answer(answers[0])
-    return answers[0]
+    if job.result.decision:
+        yield job.result.text
+    callbacks.on_answer(job.result)
+    return job.result
 
 
 def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Plan:
@@ -304,13 +306,12 @@ def prepare(
     return Question(draft, prompt, parts, parts.count + temporary_cells(prompt, parts), max_new)
 
 
-def _ask_task(workspace: Workspace, request: Request, callbacks: Callbacks) -> Task[Answer]:
+def _job(workspace: Workspace, request: Request, callbacks: Callbacks) -> Job[Answer]:
     question = prepare(workspace, request, callbacks)
     settings = question.draft.settings
     if request.method == AUTO and settings.method == FIELD_ERRATUM and not settings.think:
         question = replace(question, choose_method=True)
-    workspace.make_room(question.tokens, question.max_new)
-    return (yield from question.task(workspace, workspace.sequence(), callbacks))
+    return Job(lambda job: question.task(workspace, job, callbacks), question.tokens, question.max_new)
 
 
 def tokens_of_longest(workspace: Workspace, choices: Sequence[str] | None) -> int:
@@ -422,8 +423,6 @@ def ask_many(
     """
     if not 1 <= parallel <= AT_MOST:
         raise NotesError(f"{parallel!r} questions at once are not possible", f"Take from 1 to {AT_MOST}")
-    from notes_cli.runtime.scheduler import Scheduler  # a single question runs alone
-
     done: dict[int, Answer | NotesError] = {}
     yielded = read = 0
     source = iter(requests)
@@ -484,11 +483,8 @@ class _Batch:
             self._scheduler.submit(job)
 
     def _job(self, question: Question) -> Job[Answer]:
-        from notes_cli.runtime.scheduler import Job
-
         question = replace(question, draft=replace(question.draft, begun=self._begun))
         workspace, scheduler, how = self._workspace, self._scheduler, question.draft.how
-        callbacks = replace(self._callbacks, progress=NO_CALLBACKS.progress)
         request = question.draft.request
         layout = scheduler.prefixes.layout(
             question.prompt, question.parts, how["seam"], splice=how["splice"], exact=how["exact"]
@@ -496,12 +492,10 @@ class _Batch:
         boundary = layout.boundary
 
         def task(job: Job[Answer]) -> Task[Answer]:
-            assert job.sequence is not None
             kept = (lambda: scheduler.keep_prefix(job)) if job.prefix else None
-            return question.task(
-                *(workspace, job.sequence, callbacks), live=job.live, boundary=boundary, on_boundary=kept
-            )
+            return question.task(workspace, job, callbacks, kept)
 
+        callbacks = replace(self._callbacks, progress=NO_CALLBACKS.progress)
         lookahead = tokens_of_longest(workspace, request.choices)
         max_new = question.max_new - (request.room if request.choices is not None else 0)
         workspace.check_length(question.tokens + 1)

@@ -1,8 +1,8 @@
 """Schedules requests with continuous batching: admits them by KV cells, decodes all of them in joint batches, preempts.
 
-A batch and a server run here; a server's requests arrive over time (serve/scheduler.py). One question, or a turn of a
-session, is a task that runs alone (engine/sequence.py). Each step decodes one token of every sequence in decode and a
-chunk of those in prefill. Use it from one thread.
+One question, a batch, a turn of a session and a server run here; a server's requests arrive over time
+(serve/scheduler.py). Each step decodes one token of every sequence in decode and a chunk of those in prefill. Use it
+from one thread.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from notes_cli.engine.sequence import KVSequence, Task, decode, throw
 from notes_cli.errors import ContextLengthError, EngineError, Help, NotesError
-from notes_cli.runtime.kv_budget import KVBudget, Reservation
-from notes_cli.runtime.prefix_cache import CachedPrefix, Layout, PrefixCache, PrefixStore
-from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
+
+if TYPE_CHECKING:
+    from notes_cli.runtime.kv_budget import Reservation
+    from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+    from notes_cli.runtime.token_runs import PlacedRun
 
 T = TypeVar("T")
 
@@ -67,6 +69,14 @@ class Job(Generic[T]):
     def preempted(self) -> bool:
         return any(reservation.preempted for reservation in self.reservations)
 
+    @property
+    def result(self) -> T:
+        """The result. Raises the error that ended it."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None and not self.dropped
+        return self.outcome
+
 
 class Scheduler(AbstractContextManager["Scheduler"]):
     """Admits, decodes and finishes requests. Close it, or use it as a context manager."""
@@ -74,19 +84,23 @@ class Scheduler(AbstractContextManager["Scheduler"]):
     def __init__(
         self,
         workspace: Workspace,
-        parallel: int,
+        parallel: int | None = None,
         *,
         chunk: int | None = None,
         idle: int = 0,
         grow_first: bool = False,
         cache_ram: int = 0,
     ) -> None:
-        """`parallel`: most sequences in prefill or decode. `chunk`: most prompt tokens in a step with several
-        sequences. `idle`: idle prefixes that are kept. `grow_first`: enlarge the context before idle prefixes are
-        evicted. `cache_ram`: bytes for the K/V of evicted ones."""
+        """`parallel`: most sequences in prefill or decode; None: a single request, which has the context to itself.
+        `chunk`: most prompt tokens in a step with several sequences. `idle`: idle prefixes that are kept. `grow_first`:
+        enlarge the context before idle prefixes are evicted. `cache_ram`: bytes for the K/V of evicted ones."""
         self.workspace, self.parallel, self.idle = workspace, parallel, idle
-        self.prefixes = PrefixCache(PrefixStore(workspace, cache_ram) if cache_ram else None)
-        self.budget = KVBudget(workspace, self.prefixes)
+        if parallel:
+            from notes_cli.runtime.kv_budget import KVBudget  # a single question needs neither
+            from notes_cli.runtime.prefix_cache import PrefixCache, PrefixStore
+
+            self.prefixes = PrefixCache(PrefixStore(workspace, cache_ram) if cache_ram else None)
+            self.budget = KVBudget(workspace, self.prefixes)
         self.waiting: list[Job[Any]] = []  # by arrival
         self.running: list[Job[Any]] = []
         self.preempted = 0  # number of jobs so far
@@ -96,7 +110,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Close all tasks that have not ended, and drop all prefixes."""
         for job in [*self.running, *self.waiting]:
             self._drop(job)
-        self.prefixes.close()
+        if self.parallel:
+            self.prefixes.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -137,10 +152,11 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 job.sequence.close()
         except Exception as error:  # must not end other jobs
             outcome = error
-        self.budget.release(job.reservations)
-        if job.prefix is not None and not job.prefix.idle:  # its K/V may be incomplete
-            self.prefixes.drop(job.prefix)
-        self.prefixes.evict_beyond(self.idle)
+        if self.parallel:
+            self.budget.release(job.reservations)
+            if job.prefix is not None and not job.prefix.idle:  # its K/V may be incomplete
+                self.prefixes.drop(job.prefix)
+            self.prefixes.evict_beyond(self.idle)
         job.outcome, job.ended = outcome, True
         job.on_end(job)
 
@@ -156,10 +172,10 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 if not self.budget.resume(job.reservations, 1):
                     self.fail(job, NoRoomError("there is no room for the rest of this answer"))
         for job in list(self.waiting):
-            if self.running and sum(job.answers for job in self.running) + job.answers > self.parallel:
+            if self.running and sum(job.answers for job in self.running) + job.answers > (self.parallel or 1):
                 return
             try:
-                started = self._reserve(job)
+                started = self._try_start(job)
             except Exception as error:
                 self._end(job, error)
                 continue
@@ -172,9 +188,20 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 self.running.append(job)
                 self._resume(job)
 
+    def _try_start(self, job: Job[Any]) -> bool | None:
+        """Make the task of a job. Returns None if there are too few cells or sequences, False if another request is
+        prefilling a prefix of its prompt."""
+        if self.parallel is None:
+            if not job.own:
+                self.workspace.make_room(job.tokens, job.first)
+                job.sequence = self.workspace.sequence()
+        elif not (started := self._reserve(job)):
+            return started
+        job.running = job.task(job)
+        return True
+
     def _reserve(self, job: Job[Any]) -> bool | None:
-        """Reserve cells for a job, whose sequence begins with the longest cached prefix, and make its task. Returns
-        None if there are too few cells or sequences, False if another request is prefilling a prefix of its prompt."""
+        """Reserve cells for a job, whose sequence begins with the longest cached prefix. Returns as `_try_start`."""
         layout, cached, length = job.layout, None, 0
         if not job.own:  # its tokens are an upper bound
             self.workspace.check_fits(job.tokens + job.lookahead + max(0, job.least - 1), job.first)
@@ -209,7 +236,6 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 job.runs = [placed for placed in job.runs if placed.run.first >= job.live]
             if layout is not None and (job.boundary is None or length < job.boundary):
                 job.prefix = self.prefixes.add(job.sequence, layout, job.salt, job.boundary)
-        job.running = job.task(job)
         return True
 
     def reserve(self, job: Job[Any], sequence: KVSequence) -> None:
@@ -227,7 +253,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Free cells for a prompt of which `length` tokens are there, and the first tokens of each answer, fewer if no
         other job runs. Returns the tokens of each answer; None if there are too few cells now."""
         prompt, spare = job.tokens - length + job.lookahead, None
-        if self._grow_first:  # for as many jobs like this one as may run
+        if self._grow_first and self.parallel:  # for as many jobs like this one as may run
             each = job.tokens - (job.boundary or 0) + job.lookahead + job.first
             spare = (self.parallel - len(self.running) - 1) * each
         if self.budget.ensure_free(prompt + job.answers * job.first, spare=spare):
@@ -284,7 +310,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         """Return the sequences that wait at this step, as there is no cell for their next token. If all would wait, the
         job that arrived last is preempted, and decoded again later. If none can be, the job that arrived first gets the
         remaining cells, divided among its answers; without any they end."""
-        while True:
+        while self.parallel:
             blocked = self.budget.blocked()
             waiting = [sequence for job in self.running for sequence in job.awaited if sequence.pending]
             if not blocked or any(sequence not in blocked for sequence in waiting):
@@ -302,3 +328,16 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 self.budget.preempt(last.reservations, max((end for _, end in last.layout.splices), default=0))
             except EngineError:  # a recurrent state cannot be truncated
                 self.fail(last, NoRoomError("there is no room for the rest of this answer"))
+        return []
+
+
+def run(workspace: Workspace, job: Job[T]) -> T:
+    """Run one job to its end, as if it had the context to itself, and return its result."""
+    scheduler = Scheduler(workspace)
+    scheduler.submit(job)
+    try:
+        while not job.ended:
+            scheduler.step()
+    finally:
+        scheduler.close()
+    return job.result

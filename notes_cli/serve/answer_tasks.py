@@ -204,14 +204,11 @@ class AnswerTasks:
         """Answer a question in a sequence of its own, which keeps what other questions share."""
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, asked.notices)
-        assert work.sequence is not None
-        if asked.layout and work.live:
+        if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
         try:
             answer = yield from asked.question.task(
-                *(self._workspace, work.sequence, events.callbacks),
-                live=work.live,
-                boundary=work.boundary,
+                *(self._workspace, work, events.callbacks),
                 on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
                 on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
             )

@@ -16,7 +16,7 @@ from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Change, Meth
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import changed_ranges, images_of
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence, Task, run
+from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.library.info import SegmentInfo
@@ -26,6 +26,7 @@ from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import Prompt, Result, as_question, changes_of, results_turn
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
 from notes_cli.runtime.resolve import DEFAULT_SEAM, constraint_of, global_errata, open_requested, resolve
+from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, check_moves, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -96,12 +97,15 @@ class Session(AbstractContextManager["Session"]):
 
     def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
         """Run the next turn and commit it. Raises SessionError if a later turn has options of the first."""
-        return run(self.answer_task(request, callbacks))
+        return run(self.workspace, self._job(request, callbacks))
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
         """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
         earlier."""
-        return (yield from stream(lambda callbacks: self.answer_task(request, callbacks), callbacks))
+        return (yield from stream(self.workspace, lambda callbacks: self._job(request, callbacks), callbacks))
+
+    def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
+        return Job(lambda job: self.answer_task(request, callbacks), own=True)
 
     def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> Plan:
         """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
