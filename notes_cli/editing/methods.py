@@ -289,7 +289,8 @@ def in_place(edit: Edit) -> Sequence[Range]:
     """Recompute the K/V of the new value and the selected tokens in place, and move that after a value of another
     length."""
     start, sequence = edit.place(), edit.sequence
-    patches, also = offset(edit.change.patches, start), [start + position for position in edit.prepared.also]
+    patches = [patch.offset(start) for patch in edit.change.patches]
+    also = [start + position for position in edit.prepared.also]
     length = len(sequence)
     sequence.replace(patches, also)
     return () if edit.placer else changed_ranges(patches, length, also)
@@ -298,7 +299,7 @@ def in_place(edit: Edit) -> Sequence[Range]:
 def from_change_on(edit: Edit) -> Sequence[Range]:
     """Decode everything from the first change on, which equals a recompute."""
     if edit.placer is None:
-        return decode_from(edit.sequence, offset(edit.change.patches, edit.segment.base))
+        return decode_from(edit.sequence, [patch.offset(edit.segment.base) for patch in edit.change.patches])
     first = edit.change.patches[0].first
     if first:
         edit.placer(edit.sequence, edit.segment.slice(0, first))
@@ -355,11 +356,6 @@ def decode_from(sequence: KVSequence, patches: Sequence[Patch]) -> list[Range]:
     sequence.append(tokens[first:], reason=Reason.AGAIN)
     sequence.flush()
     return [(first, len(tokens))]
-
-
-def offset(patches: Sequence[Patch], by: int) -> list[Patch]:
-    """Return the patches shifted by so many positions."""
-    return [patch.offset(by) for patch in patches]
 
 
 Needs = tuple[Literal["rewrite", "splice"], ...]  # operations that a context must support
@@ -566,9 +562,10 @@ def amend(
 def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
     """Return why the method is not possible in this context, None if it is. `session`: the skill is in a session.
     `changes`: also check that the K/V after these can be moved."""
-    reasons = [*map(context.supports, _needs(method.record, session) or ())]
-    reasons += [context.drops] if method.record.in_place else []
-    if method.record.in_place and not any(reasons):
+    record = method.record
+    reasons = [*map(context.supports, (record.session_needs if session else record.needs) or ())]
+    reasons += [context.drops] if record.in_place else []
+    if record.in_place and not any(reasons):
         for patches in (change.patches for change in changes):
             ends = ((patch.last, position_map(patches)(patch.last)) for patch in patches)
             reasons += [context.can_move(at, to, 1) for at, to in ends if at != to]
@@ -585,11 +582,8 @@ def check(context: Context, method: Method, *, session: bool = False) -> None:
 def instead(*, session: bool = False) -> Remedy:
     """Return the remedy for a method that is not possible: the methods that always are."""
     records = [record for record in METHODS.values() if record.edits_rows or record.appends_erratum]
-    return Help.OTHER_METHOD(method=" or ".join(record.name for record in records if _needs(record, session) == ()))
-
-
-def _needs(record: Record, session: bool) -> Needs | None:
-    return record.session_needs if session else record.needs
+    always = [record.name for record in records if (record.session_needs if session else record.needs) == ()]
+    return Help.OTHER_METHOD(method=" or ".join(always))
 
 
 def free_cells(segment: Segment, change: Change, method: Method) -> int:

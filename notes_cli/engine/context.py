@@ -157,7 +157,6 @@ class Context(AbstractContextManager["Context"]):
         self.longest: int | None = None  # limit of tokens in a sequence, where lower than the capacity
         self.model = model
         self.remaking = threading.RLock()  # held while the llama_context is replaced, and to read its identity
-        self._listening = interrupts.Listening()
         model.users.add(self)
         self._damaged = False  # a recurrent state may hold NaN
         self._open(options or ContextOptions())
@@ -316,17 +315,12 @@ class Context(AbstractContextManager["Context"]):
         EngineError at the maximum."""
         if self._damaged and not self._pool.held and not self.used:
             self.clear()
-        number = self._free()
-        if number is None and self._pool.size < _GROWS_TO:
+        # One that holds no entries either: code that uses bare ids has no lease.
+        while (number := next((number for number in self._pool.free if not self.length(number)), None)) is None:
+            if self._pool.size >= _GROWS_TO:
+                raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a sequence")
             self.resize(n_sequences=min(_GROWS_TO, 2 * self._pool.size))
-            number = self._free()
-        if number is None:
-            raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a sequence")
         return self._pool.lease(number)
-
-    def _free(self) -> int | None:
-        """Return the first sequence that is neither leased nor holds entries: code that uses bare ids has no lease."""
-        return next((number for number in self._pool.free if not self.length(number)), None)
 
     def share(self, seq_id: int, length: int) -> Lease:
         """Lease a sequence with the first `length` entries of this one in the same cells; nothing is copied until one
@@ -459,8 +453,9 @@ class Context(AbstractContextManager["Context"]):
         interrupts.check_stop()
         lengths = {seq_id: self.length(seq_id) for seq_id in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
+            arrived: list[bytes] = []
             try:
-                with self._listening, native.interrupts.caught():
+                with interrupts.listening() as arrived, native.interrupts.caught():
                     native.call(hook, self.handle, *arguments)
                 native.interrupts.raise_kept()
                 return
@@ -468,7 +463,7 @@ class Context(AbstractContextManager["Context"]):
                 native.interrupts.raise_kept()
                 interrupts.check_stop()
                 # Either no signal caused it, or the sequence cannot be rolled back and is empty now.
-                if self._listening.silent or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
+                if arrived == [b""] or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
                     raise
         with self._unwatched():
             native.call(hook, self.handle, *arguments)

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -61,34 +61,35 @@ class Tensor(NamedTuple):
 class Cursor:
     """Reads forward in the first bytes of a file."""
 
-    def __init__(
-        self,
-        data: bytes | memoryview,
-        more: Callable[[int], bytes | memoryview] | None = None,
-        *,
-        errors: str = "strict",
-    ) -> None:
-        """`more`: returns the first bytes of the file, at least as many as asked for, or raises FormatError.
-        `errors`: for strings that are not UTF-8, as in bytes.decode."""
-        self._data, self._more, self._errors = data, more, errors
+    def __init__(self, data: bytes | memoryview = b"", file: BinaryIO | None = None, size: int = 0) -> None:
+        """`file`: of `size` bytes, read as far as needed; strings in it need not be UTF-8. None: all bytes are in
+        `data`."""
+        self._data, self._file, self.size = data, file, size
         self.at = 0
 
     def need(self, count: int) -> None:
-        """Have the next `count` bytes in memory. Raise ShortError where there are fewer."""
+        """Have the next `count` bytes in memory. Raise ShortError where there are fewer, FormatError where the file has
+        fewer or its head is too large."""
         end = self.at + count
-        if end > len(self._data):
-            if self._more is None:
-                raise ShortError("it ends too early")
-            self._data = self._more(end)
+        if end <= len(self._data):
+            return
+        if self._file is None:
+            raise ShortError("it ends too early")
+        if end > self.size:
+            raise FormatError("it ends within its head. Was its download interrupted?")
+        if end > MAX_HEAD:
+            raise FormatError(f"it has a head of more than {MAX_HEAD >> 20} MiB")
+        wanted = min(max(end, 2 * len(self._data), _FIRST), self.size)
+        while len(self._data) < wanted:
+            chunk = self._file.read(wanted - len(self._data))
+            if not chunk:
+                raise FormatError("it became shorter while it was read")
+            self._data = bytes(self._data) + chunk
 
     def take(self, count: int) -> bytes:
         self.need(count)
         self.at += count
         return bytes(self._data[self.at - count : self.at])
-
-    def skip(self, count: int) -> None:
-        self.need(count)
-        self.at += count
 
     def numbers(self, codes: str) -> tuple[int, ...]:
         """Numbers of these types, as `struct` names them."""
@@ -97,12 +98,9 @@ class Cursor:
         self.at += count
         return struct.unpack_from(f"<{codes}", self._data, self.at - count)
 
-    def number(self, code: str) -> int:
-        return self.numbers(code)[0]
-
     def string(self) -> str:
         try:
-            return self.take(self.number("Q")).decode("utf-8", self._errors)
+            return self.take(self.numbers("Q")[0]).decode("utf-8", "replace" if self._file else "strict")
         except UnicodeDecodeError as error:
             raise FormatError("it holds a string that is not UTF-8") from error
 
@@ -123,7 +121,7 @@ def read_counts(cursor: Cursor, most: int) -> tuple[int, int, int]:
     """The version of the format, and the numbers of tensors and of keys, which are `most` each."""
     if cursor.take(4) != MAGIC:
         raise FormatError("it is not a GGUF file")
-    version = cursor.number("I")
+    (version,) = cursor.numbers("I")
     if version not in (2, 3):
         big = version in (2 << 24, 3 << 24)
         raise FormatError("it is for big-endian machines" if big else f"it is of GGUF version {version}, not 2 or 3")
@@ -137,36 +135,35 @@ def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
     """The keys and their values, in the order of the file."""
     values: dict[str, Value] = {}
     for _ in range(count):
-        key, kind = cursor.string(), cursor.number("I")
+        key, (kind,) = cursor.string(), cursor.numbers("I")
         if key in values:
             raise FormatError("it holds a key twice")
         offset = cursor.at + 8
-        values[key] = Value(kind, _value(cursor, kind), offset)
+        if kind == STRING:
+            values[key] = Value(kind, cursor.string(), offset)
+        elif kind in SCALARS:
+            values[key] = Value(kind, cursor.numbers(SCALARS[kind])[0], offset)
+        elif kind == ARRAY:
+            of, length = cursor.numbers("IQ")
+            if of == STRING:
+                cursor.skip_strings(length)
+            elif of in SCALARS:
+                nbytes = length * struct.calcsize(f"<{SCALARS[of]}")
+                cursor.need(nbytes)
+                cursor.at += nbytes
+            else:
+                raise FormatError(f"it holds an array of the unknown type {of}")
+            values[key] = Value(kind, length, offset)
+        else:
+            raise FormatError(f"it holds a value of the unknown type {kind}")
     return values
-
-
-def _value(cursor: Cursor, kind: int) -> int | float | bool | str:
-    if kind == STRING:
-        return cursor.string()
-    if kind in SCALARS:
-        return cursor.number(SCALARS[kind])
-    if kind != ARRAY:
-        raise FormatError(f"it holds a value of the unknown type {kind}")
-    of, count = cursor.numbers("IQ")
-    if of == STRING:
-        cursor.skip_strings(count)
-    elif of in SCALARS:
-        cursor.skip(count * struct.calcsize(f"<{SCALARS[of]}"))
-    else:
-        raise FormatError(f"it holds an array of the unknown type {of}")
-    return count
 
 
 def read_tensors(cursor: Cursor, count: int) -> dict[str, Tensor]:
     """The tensors by name, in the order of the file."""
     tensors: dict[str, Tensor] = {}
     for _ in range(count):
-        name, n_dims = cursor.string(), cursor.number("I")
+        name, (n_dims,) = cursor.string(), cursor.numbers("I")
         if name in tensors:
             raise FormatError("it holds a tensor twice")
         if n_dims > MAX_DIMS:
@@ -263,8 +260,8 @@ def read_header(path: Path) -> Header:
     paths = parts(path)
     for part in paths:
         try:
-            with _opened(part) as (cursor, size):
-                header = _read(cursor, size)
+            with _opened(part) as cursor:
+                header = _read(cursor)
         except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
@@ -287,7 +284,7 @@ def read_header(path: Path) -> Header:
 def read_integers(path: Path, key: str) -> list[int]:
     """Read an array of integers from the metadata of a model; [] if there is none of this name."""
     try:
-        with _opened(path) as (cursor, _):
+        with _opened(path) as cursor:
             entry = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get(key)
             if entry is None or entry.kind != ARRAY:
                 return []
@@ -299,8 +296,8 @@ def read_integers(path: Path, key: str) -> list[int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Cursor, int]]:
-    """Open a file to read its head; also yields its size."""
+def _opened(path: Path) -> Iterator[Cursor]:
+    """Open a file to read its head."""
     # A pipe that is opened would wait for somebody to write into it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb", buffering=0) as file:
@@ -309,31 +306,10 @@ def _opened(path: Path) -> Iterator[tuple[Cursor, int]]:
             raise FormatError("it is not a regular file")
         if status.st_size < len(MAGIC):
             raise FormatError("it is not a GGUF file")
-        yield Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size
+        yield Cursor(file=file, size=status.st_size)
 
 
-def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
-    """Return a function that reads the head of a file of that size up to at least a given offset."""
-    data = b""
-
-    def more(end: int) -> bytes:
-        nonlocal data
-        if end > size:
-            raise FormatError("it ends within its head. Was its download interrupted?")
-        if end > MAX_HEAD:
-            raise FormatError(f"it has a head of more than {MAX_HEAD >> 20} MiB")
-        wanted = min(max(end, 2 * len(data), _FIRST), size)
-        while len(data) < wanted:
-            chunk = file.read(wanted - len(data))
-            if not chunk:
-                raise FormatError("it became shorter while it was read")
-            data += chunk
-        return data
-
-    return more
-
-
-def _read(cursor: Cursor, size: int) -> Header:
+def _read(cursor: Cursor) -> Header:
     _, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
     values = {key: entry.value for key, entry in read_values(cursor, n_keys).items()}
     alignment = values.get("general.alignment", 32)
@@ -344,8 +320,8 @@ def _read(cursor: Cursor, size: int) -> Header:
         elements, nbytes = BLOCKS.get(tensor.kind, (1, 0))  # of an unknown type: its offset at least
         end = max(end, tensor.offset + prod(tensor.dims) // elements * nbytes)
     start = -(-cursor.at // alignment) * alignment
-    whole = max(size, start + end) if n_tensors else size
-    return Header(values, {name: tensor.dims for name, tensor in tensors.items()}, whole, whole - size)
+    whole = max(cursor.size, start + end) if n_tensors else cursor.size
+    return Header(values, {name: tensor.dims for name, tensor in tensors.items()}, whole, whole - cursor.size)
 
 
 _SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")

@@ -12,8 +12,8 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 PATIENCE = 0.015  # seconds that a computation has to stop
@@ -118,36 +118,30 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)
 
 
-class Listening:
-    """While entered, a signal with a Python handler stops the computation: in the main thread, and unless asyncio uses
-    the wakeup descriptor."""
-
-    def __init__(self) -> None:
-        self._armed = False
-        self.silent = False  # whether no signal arrived while it was entered
-
-    def __enter__(self) -> None:
-        global _computing
-        self._armed = self.silent = False
-        if _pipe is None or threading.current_thread() is not threading.main_thread():
-            return
-        _drain(_pipe[0])  # an interrupt may have arrived after the last exit
-        before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
-        self._armed = before in (-1, _pipe[1])
-        if not self._armed:
-            signal.set_wakeup_fd(before)
-            signals = _drain(_pipe[0])
-            if signals:  # between the two calls
-                os.write(before, signals)
-            return
+@contextmanager
+def listening() -> Iterator[list[bytes]]:
+    """During the block, a signal with a Python handler stops the computation: in the main thread, and unless asyncio
+    uses the wakeup descriptor. The list then gets the bytes of the signals that arrived, b"" if there were none."""
+    global _computing
+    arrived: list[bytes] = []
+    if _pipe is None or threading.current_thread() is not threading.main_thread():
+        yield arrived
+        return
+    _drain(_pipe[0])  # an interrupt may have arrived after the last block
+    before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
+    if before not in (-1, _pipe[1]):
+        signal.set_wakeup_fd(before)
+        if signals := _drain(_pipe[0]):  # between the two calls
+            os.write(before, signals)
+        yield arrived
+        return
+    try:
         _computing = object()
-
-    def __exit__(self, *_: object) -> None:
-        global _computing
-        if self._armed and _pipe is not None:
-            _computing, self._armed = None, False
-            signal.set_wakeup_fd(-1)
-            self.silent = not _drain(_pipe[0])
+        yield arrived
+    finally:
+        _computing = None
+        signal.set_wakeup_fd(-1)
+        arrived.append(_drain(_pipe[0]))
 
 
 def _drain(end: int) -> bytes:

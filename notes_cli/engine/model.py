@@ -60,6 +60,12 @@ class Model(AbstractContextManager["Model"]):
             self.close()
             raise
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self._handle))
+        # True if some layers keep a state instead of K/V, which cannot be rolled back.
+        self.recurrent = bool(llama.llama_model_is_recurrent(self._handle) or llama.llama_model_is_hybrid(self._handle))
+        source = llama.llama_model_chat_template(self._handle, None)
+        self.chat_template: str | None = source.decode(errors="replace") if source else None  # Jinja source
+        # The token that must open every prompt.
+        self.bos = int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
         self.architecture = self.metadata("general.architecture") or "unknown"
         name = self.metadata("general.name") or path.stem
         self.name = PUBLISHED.get(name, name)
@@ -120,7 +126,7 @@ class Model(AbstractContextManager["Model"]):
             user.close()
         native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
-            native.unguard(str(self.path))
+            native.guard(str(self.path), on=False)
         for source in self.sources:
             source.close()
         self.sources = []
@@ -137,26 +143,10 @@ class Model(AbstractContextManager["Model"]):
         llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, size + 1)
         return buffer.value.decode(errors="replace")
 
-    @property
-    def recurrent(self) -> bool:
-        """True if some layers keep a state instead of K/V, which cannot be rolled back."""
-        return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the model's chat template, None without one."""
-        source = llama.llama_model_chat_template(self.handle, None)
-        return source.decode(errors="replace") if source else None
-
     def special_text(self, which: str) -> str:
         """Return the text of the `bos` or `eos` token for a chat template, "" if the model has none."""
         token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self.vocab)
         return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
-
-    @property
-    def bos(self) -> int | None:
-        """The token that must open every prompt, None if there is none."""
-        return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
 
     def tokenize(self, text: str, *, special: bool = False) -> Tokens:
         """Return the token ids of `text` without BOS. `special`: parse control tokens such as <|im_end|>. Otherwise no

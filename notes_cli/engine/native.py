@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native
-from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, values_per_row
+from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, values_per_row
 from notes_cli.errors import EngineError, UnsupportedError
 
 KEPT = 50  # collected lines of the log at most, the latest
@@ -68,53 +68,37 @@ class Log:
     """llama.cpp's log, dropped unless `set_output` or `collected` takes it."""
 
     def __init__(self) -> None:
-        self._shown: Callable[[str], object] | None = None
-        self._collecting: list[tuple[int, deque[str]]] = []  # (thread, lines)
+        self.shown: Callable[[str], object] | None = None
+        self.collecting: list[tuple[int, deque[str]]] = []  # (thread, lines)
 
     def set_output(self, write: Callable[[str], object] | None) -> None:
         """Pass all output to `write` as it arrives, in parts of lines; None drops it."""
-        self._shown = write
+        self.shown = write
 
     @contextmanager
     def collected(self) -> Iterator[deque[str]]:
         """Collect the last lines logged in this thread during the block, for an error message."""
         entry: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
-        self._collecting.append(entry)
+        self.collecting.append(entry)
         try:
             yield entry[1]
         finally:
-            self._collecting = [item for item in self._collecting if item is not entry]
-
-    def add(self, part: str) -> None:
-        """Handle a part of a line."""
-        if self._shown:
-            self._shown(part)
-        if part.strip(" .\n"):
-            for thread, lines in self._collecting:
-                if thread == get_ident():
-                    lines.append(part.rstrip())
+            self.collecting = [item for item in self.collecting if item is not entry]
 
 
 interrupts, log = Interrupts(), Log()
 _working: list[str] = []  # latest last
 
 
-def guard(work: str) -> None:
-    """Until `unguard`, end the process with one line about this work and status 1 when llama.cpp crashes: a damaged
-    model makes it run into assertions and bad memory. Existing signal handlers are kept; off with NOTES_DEBUG."""
-    _working.append(work)
-    _set_guard()
-
-
-def unguard(work: str) -> None:
-    """End the guard of this work, if there is one."""
-    if work in _working:
+def guard(work: str, on: bool = True) -> None:
+    """Until it is turned off, end the process with one line about this work and status 1 when llama.cpp crashes: a
+    damaged model makes it run into assertions and bad memory. Existing signal handlers are kept; off with
+    NOTES_DEBUG."""
+    if on:
+        _working.append(work)
+    elif work in _working:
         _working.remove(work)
-        _set_guard()
-
-
-def _set_guard() -> None:
-    """Hand the beginning and the end of the line to the native library; None leaves crashes to the system."""
+    # The native library gets the beginning and the end of the line; None leaves crashes to the system.
     if not _working or os.environ.get("NOTES_DEBUG"):
         native.call("notes_guard", None, None)
     else:
@@ -124,7 +108,13 @@ def _set_guard() -> None:
 
 def _on_log(_level: int, text: bytes, _data: object) -> None:
     try:
-        log.add(text.decode(errors="replace"))
+        part = text.decode(errors="replace")  # of a line
+        if log.shown:
+            log.shown(part)
+        if part.strip(" .\n"):
+            for thread, lines in log.collecting:
+                if thread == get_ident():
+                    lines.append(part.rstrip())
     except BaseException as error:
         interrupts.keep(error)
 
@@ -488,12 +478,11 @@ def row_pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
 
 def file_layers(layers: Sequence[StoredLayer]) -> Any:
     """Build the argument `layers` of notes_splice_file."""
-
-    def file_range(tensor: StoredTensor) -> TensorPlace:
-        halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
-        return TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves)
-
     entries = (LayerPlaces * len(layers))()
     for entry, layer in zip(entries, layers, strict=True):
-        entry.layer, entry.k, entry.v = layer.layer, file_range(layer.k), file_range(layer.v)
+        places = []
+        for tensor in (layer.k, layer.v):
+            halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
+            places.append(TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves))
+        entry.layer, (entry.k, entry.v) = layer.layer, places
     return entries

@@ -82,17 +82,14 @@ def align(patches: Sequence[Patch], length: int) -> list[Aligned]:
     """Split a sequence of `length` tokens into its patches and the ranges between them."""
     parts: list[Aligned] = []
     done = grown = 0
-
-    def add_unchanged(last: int) -> None:
+    for patch in (*patches, None):
+        last = patch.first if patch else length
         if done < last:
             parts.append(Aligned((done, last), (done + grown, last + grown), None))
-
-    for patch in patches:
-        add_unchanged(patch.first)
-        start = patch.first + grown
-        parts.append(Aligned(patch.span, (start, start + len(patch.tokens)), patch))
-        done, grown = patch.last, grown + patch.grows
-    add_unchanged(length)
+        if patch:
+            start = last + grown
+            parts.append(Aligned(patch.span, (start, start + len(patch.tokens)), patch))
+            done, grown = patch.last, grown + patch.grows
     return parts
 
 

@@ -130,14 +130,12 @@ class SamplerOptions:
 
 def valid_breakers(texts: Any) -> bool:
     """Return True for values of dry_sequence_breakers that llama.cpp takes as they are."""
-
-    def is_valid(text: Any) -> bool:
-        try:
-            return "\0" not in text and 0 < len(text.encode()) <= BREAKER_BYTES
-        except (AttributeError, TypeError, UnicodeEncodeError):
-            return False
-
-    return isinstance(texts, (list, tuple)) and len(texts) <= BREAKERS and all(map(is_valid, texts))
+    if not isinstance(texts, (list, tuple)) or len(texts) > BREAKERS:
+        return False
+    try:
+        return all("\0" not in text and 0 < len(text.encode()) <= BREAKER_BYTES for text in texts)
+    except (AttributeError, TypeError, UnicodeEncodeError):
+        return False
 
 
 class Sampler(AbstractContextManager["Sampler"]):
@@ -215,28 +213,27 @@ class Sampler(AbstractContextManager["Sampler"]):
         if the constraint allows none."""
         if self._closed:
             raise EngineError("this sampler is closed")
-        logits = self._biased(logits)
-        tokens = None if self._constraint is None else self._constraint.allowed(logits)
         if self.options.greedy:  # the chain would choose the same
-            token = _likeliest(logits, tokens)
+            token = self.likeliest(logits)
         else:
-            token = self._drawn(logits, tokens)
+            token = self._drawn(*self._allowed(logits))
             llama.llama_sampler_accept(self._chain, token)
         if self._constraint is not None:
             self._constraint.accept(token)
         return token
 
     def likeliest(self, logits: NDArray[np.float32]) -> int:
-        """Return the most likely token, without applying it."""
-        logits = self._biased(logits)
-        return _likeliest(logits, None if self._constraint is None else self._constraint.allowed(logits))
+        """Return the most likely token, the first of equal ones, without applying it."""
+        logits, tokens = self._allowed(logits)
+        return int(logits.argmax() if tokens is None else tokens[logits[tokens].argmax()])
 
-    def _biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _allowed(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int32] | None]:
+        """Return the logits with the bias, and the tokens that the constraint allows; None: all."""
         if self.options.bias:
             logits = logits.copy()
             for token, more in self.options.bias:
                 logits[token] += more
-        return logits
+        return logits, None if self._constraint is None else self._constraint.allowed(logits)
 
     def _drawn(self, logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
         """Return the token that the chain selects, of these tokens or of all."""
@@ -280,11 +277,6 @@ def _dry_sampler(model: Model, options: SamplerOptions) -> Any:
     if sampler is None or sampler.arguments != arguments:
         sampler = _dry_samplers[model] = _DrySampler(model, arguments)
     return llama.llama_sampler_clone(sampler.native)
-
-
-def _likeliest(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
-    """Return the most likely of these tokens, or of all; the first of equal ones."""
-    return int(logits.argmax() if tokens is None else tokens[logits[tokens].argmax()])
 
 
 class Constraint:

@@ -27,15 +27,10 @@ STORED_TYPES = ("f16", "f16/q8_0", "q8_0")
 
 
 def quantized(kv: str) -> tuple[bool, bool]:
-    """Return whether K and whether V of attention is stored as q8_0. Raises SegmentError unless `kv` is in KEPT."""
-    check_stored_type(kv)
-    return kv.split("/")[0] == "q8_0", kv.split("/")[-1] == "q8_0"
-
-
-def check_stored_type(kv: str) -> None:
-    """Raise SegmentError unless `kv` is in KEPT."""
+    """Return whether K and whether V of attention is stored as q8_0. Raises SegmentError for another type."""
     if kv not in STORED_TYPES:
         raise SegmentError(f"rows cannot be kept as {kv!r}", f"Choose one of {', '.join(STORED_TYPES)}")
+    return kv.split("/")[0] == "q8_0", kv.split("/")[-1] == "q8_0"
 
 
 def values_per_row(rows: RowArray | StoredTensor) -> int:

@@ -196,22 +196,20 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self._tokens += new
         self._logits = None
 
-    def open_splice(self, segment: Segment, seam: int) -> None:
-        """Append the first `seam` tokens of a segment, which are decoded again, before `splice` places the rest. The
-        seam ends before an image."""
+    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> None:
+        """As `splice_task`, not as a task."""
+        run(self.splice_task(segment, seam=seam, rotate=rotate))
+
+    def splice_task(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> Task[None]:
+        """Append a segment: decode its first `seam` tokens again, up to an image at most, and place the K/V of the
+        rest. The caller has compared identities. `rotate=False` is the control, with wrong K/V by design."""
         seam = min(seam, segment.max_seam)
         self._check_room(len(segment))
         self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
-
-    def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False) -> None:
-        """Append a segment: decode its first `seam` tokens again, place the K/V of the rest. `opened`: `open_splice`
-        was called. The caller has compared identities. `rotate=False` is the control, with wrong K/V by design."""
-        seam = min(seam, segment.max_seam)
-        if not opened:
-            self.open_splice(segment, seam)
-        rest = len(segment) - seam
-        if not rest:
+        if seam == len(segment):
             return
+        while self.pending and not self.dry:
+            yield [self]
         self.flush()
         at, position = len(self), self.position(len(self))
         started = time.perf_counter()
@@ -302,14 +300,9 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self._tokens += [int(token) for token in embeddings.tokens[done:]]
         self._logits = None
 
-    def open_carry(self, segment: Segment) -> None:
-        """Append the first tokens of a segment, which are decoded again, before `carry` places the rest."""
-        assert segment.carry is not None
-        self.open_splice(segment, segment.carry.seam)
-
-    def carry(self, segment: Segment, *, rotate: bool = True) -> None:
-        """Put the rest of a segment at the end, after `open_carry`: the rows of attention are placed, and the state of
-        recurrent layers goes on through them; the last tokens that must be decoded there are pending.
+    def carry_task(self, segment: Segment, *, rotate: bool = True) -> Task[None]:
+        """Append a segment: decode its first tokens again, place the rows of attention, and carry the state of
+        recurrent layers through them; the last tokens that must be decoded there are pending.
 
         The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
         """
@@ -317,6 +310,10 @@ class KVSequence(AbstractContextManager["KVSequence"]):
 
         assert segment.carry is not None
         seam, last = segment.carry.seam, len(segment) - segment.carry.tail
+        self._check_room(len(segment))
+        self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
+        while self.pending and not self.dry:
+            yield [self]
         self.flush()
         position, base = self.position(len(self)), segment.base + seam
         started = time.perf_counter()
@@ -675,30 +672,25 @@ def decode(sequences: Sequence[KVSequence], limit: int | None = None) -> None:
     for sequence, count in parts:
         complete = count == len(sequence.pending)
         outputs[sequence.seq_id] = "all" if sequence.every is not None else "last" if complete else "none"
-    started = time.perf_counter()
+    started, late = time.perf_counter(), None
     try:
         context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
-    except BaseException:
-        done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
-        if all(done):  # an interrupt raised after the call had completed
-            _advance(parts, list(outputs.values()))
-        else:
+    except BaseException as error:
+        if any(context.length(seq.seq_id) != seq.length(seq.rows + count) for seq, count in parts):
             for sequence in sequences:
                 sequence.resync()
-        raise
+            raise
+        late = error  # an interrupt raised after the call had completed
     finally:
         for sequence in sequences:
             sequence.seconds["decode"] += time.perf_counter() - started
-    _advance(parts, list(outputs.values()))
-
-
-def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output]) -> None:
-    """Report to each sequence how many tokens were decoded, and their logits."""
-    numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
+    numbers = [{"none": 0, "last": 1, "all": count}[outputs[sequence.seq_id]] for sequence, count in parts]
     index = -sum(numbers)
     for (sequence, count), number in zip(parts, numbers, strict=True):
         sequence.advance(count, range(index, index + number), alone=len(parts) == 1)
         index += number
+    if late is not None:
+        raise late
 
 
 def fair_shares(wanted: Sequence[int], size: int) -> list[int]:

@@ -146,7 +146,7 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
             with native.log.collected() as lines:
                 self._handle = self._mtmd.mtmd_init_from_file(os.fsencode(name), self.model.handle, params)
         finally:
-            native.unguard(str(path))
+            native.guard(str(path), on=False)
         native.interrupts.raise_kept()
         if not self._handle:
             raise self._load_error(list(lines))
@@ -199,7 +199,7 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
         shown = f"{picture.source} shown to {self.path}"
         with ExitStack() as stack:
             native.guard(shown)
-            stack.callback(native.unguard, shown)
+            stack.callback(native.guard, shown, on=False)
             data = None if image is None else image.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             bitmap = mtmd.mtmd_bitmap_init(picture.width, picture.height, data)
             stack.callback(mtmd.mtmd_bitmap_free, bitmap)

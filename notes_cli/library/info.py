@@ -285,6 +285,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     if not isinstance(seam, int) or not isinstance(tail, int) or seam + tail >= len(tokens) or heads is None:
         raise FormatError("notes.carry does not fit its tokens")
     states = {name for name in layers if ".state." in name}
+    plain = 4 if "f32" in text("identity.kv_type") else 2  # bytes of a number before quantization
     blocks: tuple[int, ...] = parsed("blocks", partial(_blocks, n_tokens=len(tokens), whole=first is not None), ())
     kv = text("kv", "f16")
     if kv not in STORED_TYPES:
@@ -319,20 +320,15 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         stamp=parsed("source.stamp", _stamp, ()),
         kv=kv,
         rows=sum(place.nbytes for place in layers.values()),
-        computed=_computed(layers.values(), np.dtype("<f4" if "f32" in text("identity.kv_type") else "<f2")),
+        computed=sum(
+            place.nbytes // Q8_0.itemsize * BLOCK * plain if place.dtype == Q8_0 else place.nbytes
+            for place in layers.values()
+        ),
         media=parsed("media", partial(_media, n_tokens=len(tokens)), ()),
         projector=text("projector", ""),
         pictures=parsed("pictures.places", partial(_places, text=text("text")), ()),
         prefill=parsed("prefill", _prefill, None),
         backend=text("backend", ""),
-    )
-
-
-def _computed(tensors: Iterable[TensorEntry], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of K/V before quantization, in that type."""
-    return sum(
-        place.nbytes // Q8_0.itemsize * BLOCK * dtype.itemsize if place.dtype == Q8_0 else place.nbytes
-        for place in tensors
     )
 
 
@@ -360,7 +356,16 @@ def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
 
 def _fields(data: Any, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
     spans = tuple(FieldSpan(**entry) for entry in data)
-    if not all(_fits(span, text, n_tokens) for span in spans):
+    sound = all(
+        all(type(number) is int for number in (span.start, span.end, span.first, span.last))
+        and isinstance(span.name, str)
+        and span.name != ""
+        and 0 <= span.start < span.end
+        and 0 <= span.first < span.last <= n_tokens
+        and text[span.start : span.end] == span.value
+        for span in spans
+    )
+    if not sound:
         raise FormatError("its fields do not fit its text")
     return spans
 
@@ -423,16 +428,3 @@ def _stamp(data: Any) -> tuple[int, ...]:
     if len(data) not in (3, 4) or not all(type(number) is int for number in data):
         raise FormatError("notes.source.stamp holds neither three numbers nor four")
     return tuple(data)
-
-
-def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
-    """Check a span, types included, since JSON may hold anything."""
-    numbers = (span.start, span.end, span.first, span.last)
-    return (
-        isinstance(span.name, str)
-        and span.name != ""
-        and all(type(number) is int for number in numbers)
-        and 0 <= span.start < span.end
-        and 0 <= span.first < span.last <= n_tokens
-        and text[span.start : span.end] == span.value
-    )

@@ -34,20 +34,12 @@ WRITE = stat.S_IWGRP | stat.S_IWOTH
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700, whatever the umask is. Raises OSError."""
     try:
-        _make_folder(folder)
+        folder.mkdir(0o700, exist_ok=True)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         make_private(folder.parent)
-        _make_folder(folder)  # where nothing can be created, as in /proc, this raises FileNotFoundError again
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
+        folder.mkdir(0o700, exist_ok=True)  # where nothing can be created, as in /proc, it raises this again
 
 
 def check_private(folder: Path) -> None:

@@ -237,16 +237,9 @@ class SegmentPlacer:
         else:
             refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
         if refusal is None and segment.carry:
-            sequence.open_carry(segment)
-            while sequence.pending and not sequence.dry:
-                yield [sequence]
-            sequence.carry(segment, rotate=self.rotate)
+            yield from sequence.carry_task(segment, rotate=self.rotate)
         elif refusal is None:
-            seam = 0 if same_left else self.seam
-            sequence.open_splice(segment, seam)
-            while sequence.pending and not sequence.dry:
-                yield [sequence]
-            sequence.splice(segment, seam=seam, rotate=self.rotate, opened=True)
+            yield from sequence.splice_task(segment, seam=0 if same_left else self.seam, rotate=self.rotate)
         elif self.strict:
             raise UnsupportedError(
                 f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))

@@ -49,16 +49,13 @@ class Prompt:
         return resolve_values(self.fields, self.segments)
 
     @property
-    def after_skills(self) -> list[str]:
-        """Errata after the skills: those of a method that also edits K/V, unless the skill is in the user's message."""
-        return [word(erratum, self.wording) for erratum, first in self._method_errata if first]
-
-    @property
-    def before_question(self) -> list[str]:
-        """Errata before the question: those of fields whose K/V is left, or whose skill is in the user's message, then
-        free text."""
-        before = [erratum for erratum, first in self._method_errata if not first]
-        return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
+    def corrections(self) -> tuple[list[str], list[str]]:
+        """The sentences of the errata after the skills, of a method that also edits K/V, unless the skill is in the
+        user's message; and of those before the question: of fields whose K/V is left, or whose skill is in the user's
+        message, then free text."""
+        placed = [*self._method_errata, *((erratum, False) for erratum in self.errata)]
+        after = [word(erratum, self.wording) for erratum, follows in placed if follows]
+        return after, [word(erratum, self.wording) for erratum, follows in placed if not follows]
 
     @property
     def method_errata(self) -> list[Erratum]:
@@ -109,13 +106,14 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     if prompt.conversation:
         _check_conversation(prompt, prompt.conversation)
         return build(template, prompt.conversation)
+    after_skills, before_question = prompt.corrections
     conversation = asking(
         prompt.question,
         system=prompt.system,
         skills=[segment.name for segment in prompt.segments if segment.name not in prompt.shown],
         images=[segment.name for segment in prompt.segments if segment.name in prompt.shown],
-        after_skills=prompt.after_skills,
-        before_question=prompt.before_question,
+        after_skills=after_skills,
+        before_question=before_question,
         turns=prompt.turns,
         place=prompt.place,
     )
@@ -129,7 +127,7 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
     if named != segment_names:
         in_messages, in_segments = listed(sorted(named)), listed(sorted(segment_names))
         raise NotesError(f"the messages have the skills {in_messages}, and the segments given are {in_segments}")
-    if prompt.after_skills or prompt.before_question:
+    if any(prompt.corrections):
         raise NotesError("the errata of a conversation are parts of its messages")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import notes_cli
 from notes_cli.editing.methods import field_spans
 from notes_cli.engine.context import Context
-from notes_cli.engine.segment import Segment, check_stored_type
+from notes_cli.engine.segment import Segment, quantized
 from notes_cli.errors import (
     DamagedError,
     EngineError,
@@ -97,7 +97,7 @@ def compile_to_library(
     from another source and `force` is not set; UnwritableError if writing fails."""
     check_blocks(blocks)
     if kv is not None:
-        check_stored_type(kv)
+        quantized(kv)  # raises for another type
     check_support(workspace, skill.name)
     skill = resolve_images(workspace, skill, say, output, force=force)
     if not skill.pictures or workspace.has_vision:

@@ -184,6 +184,10 @@ class Workspace(AbstractContextManager["Workspace"]):
         self._projector, self._image_tokens = projector, image_tokens
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
+        # Rotation checks by `_rotation_key`; None where there was nothing to measure.
+        self._checks: Memory[RotationCheck | None] = Memory(
+            paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check)
+        )
         self._carry, self._hashing, self._log = carry, hashing, log
         self._measured: dict[str, bool] = {}  # key of a profile -> whether it allows carrying state
         self._weights: str | None = None
@@ -477,11 +481,6 @@ class Workspace(AbstractContextManager["Workspace"]):
     @cached_property
     def _rotations(self) -> dict[str, RotationCheck | None]:
         return self._checks.load()
-
-    @property
-    def _checks(self) -> Memory[RotationCheck | None]:
-        """Values are None where there was nothing to measure."""
-        return Memory(self.paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check))
 
     def _rotation_key(self, identity: Identity) -> str:
         """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""

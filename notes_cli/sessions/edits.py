@@ -28,7 +28,6 @@ from notes_cli.editing.methods import (
     decode_from,
     free_cells,
     instead,
-    offset,
     prepare,
     record_of,
     refusal,
@@ -191,7 +190,7 @@ class _Changed(NamedTuple):
     @property
     def patches(self) -> list[Patch]:
         """Patches at positions of the sequence."""
-        return offset(self.change.patches, self.skill.position)
+        return [patch.offset(self.skill.position) for patch in self.change.patches]
 
 
 @dataclass(frozen=True, slots=True)

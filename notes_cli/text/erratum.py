@@ -288,11 +288,11 @@ def as_new_values(
     neither is the later one."""
     known, stated, free = known_fields(*segments), dict[Reference, str](), []
     for text in errata:
-        for erratum in read_errata([text], known):
-            if erratum.field is None or erratum.value is None:
-                free.append(text)
-            else:
-                stated[known.find(erratum.key)[0]] = erratum.value
+        erratum = parse_erratum(text, known)
+        if erratum.field is None or erratum.value is None:
+            free.append(text)
+        else:
+            stated |= dict.fromkeys(known.resolve(erratum.field), erratum.value)
     for field, value in resolve_values(fields, segments):
         other = stated.pop(field, value)
         if other.strip() != value.strip():

@@ -47,7 +47,10 @@ def name_of(word: str) -> str:
             name += char
         elif name and not name.endswith("-"):
             name += "-"
-    return _short(name).rstrip("-")
+    cut = name[:MAX_NAME].encode()[:MAX_BYTES].decode(errors="ignore")
+    while len(cut) < len(name) and unicodedata.category(name[len(cut)])[0] == "M" and cut:
+        cut = cut[:-1]  # not between a letter and its marks
+    return cut.rstrip("-")
 
 
 def of_sent(sha256: str) -> str:
@@ -80,14 +83,6 @@ def objection(name: str, others: Iterable[str]) -> str | None:
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-
-
-def _short(name: str) -> str:
-    """Cut a name to the maximum length, but not between a letter and its marks."""
-    cut = name[:MAX_NAME].encode()[:MAX_BYTES].decode(errors="ignore")
-    while len(cut) < len(name) and unicodedata.category(name[len(cut)])[0] == "M" and cut:
-        cut = cut[:-1]
-    return cut
 
 
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)

@@ -97,8 +97,7 @@ def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = Fa
     Raises ModelError if the template fails, if it drops, changes, repeats or reorders a text, or leaves out a call.
     """
     all_messages = [*(_TALK if later else ()), *messages]
-    form = _find_form(template, all_messages)
-    talk = _apply_form(all_messages, form)
+    form, talk = _find_form(template, all_messages)
     rendered = template.render_marked(lambda encode: [*_to_template(talk, form, encode)])
     slots = _slots(template, talk, rendered)
     return Slots(slots.slots[3:], slots.closing) if later else slots
@@ -112,8 +111,7 @@ def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: S
     generation ended at the first of them. Raises ModelError as `cut` does, and if there is none of them.
     """
     called = replace(messages[0], parts=())
-    talk = [*_TALK[:2], called, *messages[1:]]
-    form = _find_form(template, talk, _TOGETHER)
+    form, talk = _find_form(template, [*_TALK[:2], called, *messages[1:]], _TOGETHER)
     slots = _slots(template, talk, template.render([*_to_template(talk, form, None)]))
     first, *others = slots.slots[2:]
     last_call = marker(len(called.tool_calls) - 1, "call")
@@ -146,17 +144,23 @@ def shows_calls(template: ChatTemplate) -> bool:
     return True
 
 
-def _find_form(template: ChatTemplate, talk: Sequence[Message], forms: Sequence[_Form] = _FORMS) -> _Form:
-    """Return the first format with which the template shows every call and every result. Raises ModelError if none
-    shows the calls."""
+def _find_form(
+    template: ChatTemplate, talk: Sequence[Message], forms: Sequence[_Form] = _FORMS
+) -> tuple[_Form, Sequence[Message]]:
+    """Return the first format with which the template shows every call and every result, and the messages in it. Raises
+    ModelError if none shows the calls."""
     calls = [call.name for message in talk for call in message.tool_calls]
     if not any(message.tool_calls or message.role == "tool" for message in talk):
-        return forms[0]
+        return forms[0], talk
     fault: ModelError | None = None
     hidden: list[str] = []
-    with_calls: _Form | None = None  # shows the calls, but not every result
+    with_calls: tuple[_Form, Sequence[Message]] | None = None  # shows the calls, but not every result
     for form in forms:
-        in_form = _apply_form(talk, form)
+        in_form = talk
+        if form.in_content:
+            in_form = [_with_calls_as_text(message) if message.tool_calls else message for message in talk]
+        elif form.apart:
+            in_form = [*_split_calls(talk)]
         try:
             rendered = template.render([*_to_template(in_form, form, None)])
         except ModelError as error:
@@ -171,20 +175,13 @@ def _find_form(template: ChatTemplate, talk: Sequence[Message], forms: Sequence[
             continue
         results = [_content(number, message)[1] for number, message in enumerate(in_form) if message.role == "tool"]
         if all(marks[0] in counts for marks in results if len(marks) == 2):
-            return form
-        with_calls = with_calls or form
+            return form, in_form
+        with_calls = with_calls or (form, in_form)
     if with_calls:
         return with_calls
     if fault and not hidden:
         raise fault
     raise ModelError(f"{template.name} does not show what tools were called (left out: {', '.join(hidden)})")
-
-
-def _apply_form(talk: Sequence[Message], form: _Form) -> Sequence[Message]:
-    """Move calls to separate messages, or into the text, if the format does so."""
-    if form.in_content:
-        return [_with_calls_as_text(message) if message.tool_calls else message for message in talk]
-    return [*_split_calls(talk)] if form.apart else talk
 
 
 def _split_calls(talk: Sequence[Message]) -> Iterator[Message]:
@@ -334,7 +331,13 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
             turns.append([])
         else:
             turns[-1].append(message)
-    unusual = any(_is_unusual(message, messages) for turn in turns for message in turn)
+    # Not every template has a place for an assistant message in a turn, and for a later system message.
+    unusual = any(
+        (message.role == "assistant" and not message.tool_calls)
+        or (message.role == "system" and message is not messages[0])
+        for turn in turns
+        for message in turn
+    )
     earlier = template.earlier if answers else template
     chunks: list[Chunk] = []
     opened: dict[int, str] = {}
@@ -391,13 +394,6 @@ def _is_answer(message: Message, turn: Sequence[Message], *, later: bool) -> boo
     return later or any(earlier.role == "user" for earlier in turn)
 
 
-def _is_unusual(message: Message, messages: Sequence[Message]) -> bool:
-    """Return True if not every template has a place for a message of a turn."""
-    if message.role == "assistant":
-        return not message.tool_calls
-    return message.role == "system" and message is not messages[0]
-
-
 def _check_openings(template: ChatTemplate, opened: Mapping[int, str], turn: Slots) -> None:
     """Raise ModelError if messages of a turn open differently than in the whole conversation; `opened`: openings there
     by id."""
@@ -437,16 +433,13 @@ def next_turn(
 
 def left_context(template: ChatTemplate) -> str:
     """Return the text before a skill that comes first in the system message: skills are compiled after it."""
-    return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]
+    marks = [marker(0), marker(1)]
+    return template.cut([{"role": "system", "content": marks[0]}, {"role": "user", "content": marks[1]}], marks)[0]
 
 
 def generation_prompt(template: ChatTemplate) -> str:
     """Return the text between a question and the answer."""
-    return template.cut([_message("user", 0)], [marker(0)])[1]
-
-
-def _message(role: str, number: int) -> dict[str, str]:
-    return {"role": role, "content": marker(number)}
+    return template.cut([{"role": "user", "content": marker(0)}], [marker(0)])[1]
 
 
 def _chunks(template: ChatTemplate, slots: Slots) -> list[Chunk]:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 from notes_cli.config import resource
 from notes_cli.text.prompt import generation_prompt
@@ -68,7 +67,18 @@ class Reasoning:
         return next(reversed([*self.inside.finditer(reasoning)]), None)
 
 
-class MarkSplitter:
+class _Holding:
+    """Holds back the end of a streamed text."""
+
+    _held = ""
+
+    def flush(self) -> str:
+        """Return the text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
+
+
+class MarkSplitter(_Holding):
     """Splits streamed text at the first mark, holding back a possible beginning of one."""
 
     def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
@@ -77,7 +87,6 @@ class MarkSplitter:
         self.mark = ""  # that was found
         self.rest = ""  # text after the mark
         self._marks = [text for text in (mark.strip(), *also) if text]
-        self._held = ""
 
     def feed(self, text: str) -> str:
         """Return the text that certainly precedes the mark."""
@@ -95,13 +104,8 @@ class MarkSplitter:
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
-    def flush(self) -> str:
-        """Return the text held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
 
-
-class LeadingMark:
+class LeadingMark(_Holding):
     """Detects a mark at the beginning of streamed text, holding the text back until that is known."""
 
     def __init__(self, mark: str) -> None:
@@ -109,7 +113,6 @@ class LeadingMark:
         self.rest = ""  # text after the mark
         self._mark = mark.strip()
         self._waits = bool(self._mark)
-        self._held = ""
 
     def feed(self, text: str) -> str:
         """Return text that is not the mark."""
@@ -122,11 +125,6 @@ class LeadingMark:
         elif not self._mark.startswith(start):
             self._waits = False
         return "" if self._waits else self.flush()
-
-    def flush(self) -> str:
-        """Return the text held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
 
 
 def reasoning_of(source: str, name: str) -> Reasoning:
@@ -160,11 +158,10 @@ class Table:
 def shipped_table() -> Table:
     """Return the table of prompts/reasoning.json."""
     data = json.loads((resource("prompts") / "reasoning.json").read_text(encoding="utf-8"))
-    marks, cues = ([_entry(entry, data["switches"]) for entry in data[kind]] for kind in ("marks", "cues"))
-    return Table(marks, cues)
-
-
-def _entry(entry: Mapping[str, Any], switches: Mapping[str, Any]) -> Reasoning:
-    options = {way: {**switches[way], **entry.get(way, {})} for way in ("thinking", "otherwise")}
-    inside = re.compile(entry["inside"]) if "inside" in entry else None
-    return Reasoning(**{**entry, **options, "inside": inside})
+    table: dict[str, list[Reasoning]] = {"marks": [], "cues": []}
+    for kind, formats in table.items():
+        for entry in data[kind]:
+            options = {way: {**data["switches"][way], **entry.get(way, {})} for way in ("thinking", "otherwise")}
+            inside = re.compile(entry["inside"]) if "inside" in entry else None
+            formats.append(Reasoning(**{**entry, **options, "inside": inside}))
+    return Table(**table)

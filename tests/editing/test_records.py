@@ -23,7 +23,6 @@ from notes_cli.editing.methods import (
     Method,
     Record,
     calibrated,
-    offset,
     record_of,
 )
 from notes_cli.engine.positions import Range, changed_ranges
@@ -47,7 +46,7 @@ NEW = {"date": "2026-07-01"}
 def field_and_last(edit: Edit) -> Sequence[Range]:
     """A new edit operation: the field in place, and the last token of the skill."""
     start, length = edit.place(), len(edit.sequence)
-    patches, last = offset(edit.change.patches, start), [start + len(edit.segment) - 1]
+    patches, last = [patch.offset(start) for patch in edit.change.patches], [start + len(edit.segment) - 1]
     edit.sequence.replace(patches, last)
     return changed_ranges(patches, length, last)
 

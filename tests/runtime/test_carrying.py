@@ -14,6 +14,7 @@ from reference import nmse
 from notes_cli.engine import recurrent
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Carry, Segment
+from notes_cli.engine.sequence import run
 from notes_cli.errors import EngineError
 from notes_cli.explanations import why
 from notes_cli.library.container import open_stored, peek, write_segment
@@ -140,11 +141,9 @@ def test_an_interrupted_carry(workspace: Workspace, segment: Segment, monkeypatc
 
     seq = workspace.sequence()
     seq.append(workspace.model.tokenize(SYSTEM))
-    seq.open_carry(segment)
-    seq.flush()
     monkeypatch.setattr(recurrent, "carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        seq.carry(segment)
+        run(seq.carry_task(segment))
     assert not seq.intact
     seq.append([65])
     with pytest.raises(EngineError):
