@@ -434,7 +434,7 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
 def test_a_users_files_pass_mypy_strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """README's example and asyncio, with the package installed as from a wheel; misuse is an error."""
     package, site, folder = Path(notes.__file__).parent, tmp_path / "site", tmp_path / "user"
-    monkeypatch.setenv("MYPY_CACHE_DIR", str(package.parent / ".mypy_cache" / "user"))  # has numpy's types
+    monkeypatch.setenv("MYPY_CACHE_DIR", str(Path(__file__).parents[1] / ".mypy_cache" / "user"))  # has numpy's types
     folder.mkdir()
     shutil.copytree(package, site / "notes_cli", ignore=lambda _, names: [n for n in names if n in ("lib", "models")])
     (example,) = readme.examples()

@@ -20,7 +20,6 @@ from reference import LoadZoo, nmse
 from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
-from notes_cli.engine import limits as module
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import KV_TYPES, ContextOptions
 from notes_cli.engine.model import Model
@@ -193,7 +192,7 @@ def test_no_more_threads_than_the_weights_keep_busy(
     """A thread for each such share of the weights: one at least, a core each at most. As many as are asked for."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
     with Model(make_model("llama")) as model:
-        monkeypatch.setattr(module, "THREAD_WEIGHTS", int(share * llama.llama_model_size(model.handle)))
+        monkeypatch.setattr(limits, "THREAD_WEIGHTS", int(share * llama.llama_model_size(model.handle)))
         with Context(model, ContextOptions(n_ctx=64)) as context:
             assert llama.llama_n_threads(context.handle) == threads
         with Context(model, ContextOptions(n_ctx=64, n_threads=7)) as context:
@@ -308,7 +307,7 @@ for path in sys.argv[2:]:
             with Context(model, ContextOptions(n_threads=1, **options)) as context:
                 sequence = KVSequence(context)
                 sequence.append(range(10))
-                if not model.recurrent or limits.get("n_sequences", 1) == 1:
+                if not model.recurrent or options.get("n_sequences", 1) == 1:
                     assert sequence.lookahead([1, 2, 3]).shape == (3, model.n_vocab)
                 sequence.append(range(5))
                 found.append(sequence.logits().argmax())

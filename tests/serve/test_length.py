@@ -149,8 +149,10 @@ def test_chains_of_thought_beside_others(library: Path) -> None:
     with started(library, context=context, fixed_size=True) as served, ThreadPoolExecutor() as pool:
         served.scheduler.call(together.wait)
         asked = [pool.submit(think, served, 2, f"{number}? {QUESTION}") for number in range(2)]
-        wait(lambda: served.scheduler.load == 2)
-        together.set()
+        try:
+            wait(lambda: served.scheduler.load == 2)
+        finally:
+            together.set()
         choices = [choice for one in asked for choice in one.result()["choices"]]
         assert [choice["finish_reason"] for choice in choices] == ["length"] * 4
         assert served.scheduler.metrics.preempted
