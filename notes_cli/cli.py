@@ -18,7 +18,6 @@ import click
 
 from notes_cli import __version__, output, signals
 from notes_cli.commands.terminal import add_common_options, defaults_of, keys_of, settings_for
-from notes_cli.config import aliases, load_config
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -143,6 +142,8 @@ def cli(ctx: click.Context) -> None:
       notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
       notes verify returns --erratum "date=2026-07-01"
     """
+    from notes_cli.config import aliases, load_config
+
     name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
     if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings

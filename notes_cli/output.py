@@ -234,6 +234,7 @@ def _console(*, err: bool = False, width: int | None = None) -> Console:
 
 
 def width(default: int) -> int:
+    """Return the terminal's columns, or `default` if stdout is not a terminal."""
     return _console().width if terminal() else default
 
 

@@ -40,7 +40,6 @@ from notes_cli.commands.options import (
     temperature_option,
     think_option,
 )
-from notes_cli.commands.remedies import print_notice, worded
 from notes_cli.commands.request import (
     AnswerPrinter,
     AskCommand,
@@ -356,6 +355,7 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], names: Collection[str]) -> None:
     """Answer the questions of a file or of stdin ("-"). `names`: parameters that are options of the request. Raises
     NotesError at the end if a line failed."""
+    from notes_cli.commands.remedies import print_notice, worded
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()

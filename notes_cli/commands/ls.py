@@ -252,6 +252,7 @@ def _cell(row: _Row, name: str) -> str:
 
 
 def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
+    """Return reasons why files are out of date, with names; in a pipe, unreadable files have theirs in the table."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         for reason in row.stale if row.entry.info or output.terminal() else ():

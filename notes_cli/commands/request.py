@@ -17,13 +17,12 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import answers_of, named, without_memory
-from notes_cli.commands.remedies import print_notice
 from notes_cli.commands.terminal import piped_text, read_text
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
-    from notes_cli.errors import Progress
+    from notes_cli.errors import Notice, Progress
     from notes_cli.runtime.request import Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
@@ -181,6 +180,12 @@ def watch(
     return output.progress(label, unit, hidden=short or hidden, later=later)
 
 
+def _print_notice(notice: Notice) -> None:
+    from notes_cli.commands.remedies import print_notice  # imported for the few answers with notices
+
+    print_notice(notice)
+
+
 class _StreamedText:
     """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
@@ -226,7 +231,7 @@ class AnswerPrinter:
         from notes_cli.runtime.request import Callbacks
 
         return Callbacks(
-            on_notice=print_notice,
+            on_notice=_print_notice,
             progress=partial(watch, hidden=self._command.json),
             on_reasoning=self.reasoning if self._streams else None,
             on_reasoning_end=lambda trace, requested: self.end_reasoning(

@@ -159,8 +159,13 @@ def command(
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     options = Options(
-        *(host, tuple(key.strip() for key in keys), given["origins"], given["max_body"] << 20),
-        *(given["page"], given["forms"], bool(given["verbose"])),
+        host=host,
+        keys=tuple(key.strip() for key in keys),
+        origins=given["origins"],
+        body=given["max_body"] << 20,
+        page=given["page"],
+        forms=given["forms"],
+        verbose=bool(given["verbose"]),
         errata=given["errata"],
     )
     if upstream is not None:

@@ -512,6 +512,7 @@ def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any
 
 
 def _list_errata(json_: bool) -> int:
+    """List current global errata, also of skills that are not compiled at present."""
     from notes_cli.library.global_errata import ENDED, GlobalErrata
 
     store = library()

@@ -14,7 +14,6 @@ from typing import Any, BinaryIO
 import click
 
 from notes_cli import output, signals
-from notes_cli.config import by_flag
 from notes_cli.errors import NotesError, reason
 
 MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
@@ -98,6 +97,8 @@ def keys_of(command: click.Command) -> set[str]:
 
 def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
     """Return the settings of config.yaml for the command `name`: those under its name override those for all."""
+    from notes_cli.config import by_flag  # --help needs none
+
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
     specific = specific if isinstance(specific, dict) else {}

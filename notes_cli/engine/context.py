@@ -462,8 +462,9 @@ class Context(AbstractContextManager["Context"]):
             except native.StoppedError:
                 native.interrupts.raise_kept()
                 interrupts.check_stop()
+                silent = arrived == [b""]
                 # Either no signal caused it, or the sequence cannot be rolled back and is empty now.
-                if arrived == [b""] or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
+                if silent or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
                     raise
         with self._unwatched():
             native.call(hook, self.handle, *arguments)

@@ -689,8 +689,11 @@ def decode(sequences: Sequence[KVSequence], limit: int | None = None) -> None:
     for (sequence, count), number in zip(parts, numbers, strict=True):
         sequence.advance(count, range(index, index + number), alone=len(parts) == 1)
         index += number
-    if late is not None:
-        raise late
+    try:
+        if late is not None:
+            raise late
+    finally:
+        del late  # the traceback refers to this frame: nothing would be freed before a full collection
 
 
 def fair_shares(wanted: Sequence[int], size: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,6 +268,9 @@ def _probability_at_least(count: int, of: int, share: float) -> float:
 
 
 def _find_threshold(true: Callable[[float], bool]) -> float:
-    """Return the value in [0, 1] from which a monotonic condition is true."""
-    steps = 1 << 50
-    return bisect_left(range(steps), True, key=lambda step: true(step / steps)) / steps
+    """Return the value in [0, 1] from which a monotonic condition is true, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if true(middle) else (middle, high)
+    return high

@@ -95,12 +95,16 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
+    """A length that was not measured, with the reason."""
+
     tokens: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
+    """The results for a model."""
+
     model: str
     threads: int
     flash_attention: str

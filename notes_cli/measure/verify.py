@@ -232,6 +232,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """The result of a verification."""
+
     cases: tuple[Case, ...]
     composition: Composed | None = None  # with several skills
     system: str = ""  # system text before the skills
@@ -359,6 +361,7 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
+    """Return a question for the value of each field."""
     known = known_fields(*segments)
     fields = [reference for key in known for reference in known.find(key)]
     names = [

@@ -56,6 +56,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """Options of the HTTP service."""
+
     host: str = "127.0.0.1"
     keys: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()  # other origins that may send requests
@@ -68,6 +70,8 @@ class Options:
 
 
 class Service:
+    """The endpoints over one scheduler."""
+
     def __init__(self, scheduler: DecodeThread, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False

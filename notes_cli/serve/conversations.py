@@ -126,6 +126,7 @@ class Conversations:
                 self._turns.popitem(last=False)
 
     def count_outdated(self, skill: str, name: str, value: str) -> int:
+        """Count the conversations that have a skill with another value of a field."""
         with self._lock:
             turns = (turn for turns in self._turns.values() for turn in turns if turn.last)
             states = [turn.state for turn in turns if skill in turn.state.skills]

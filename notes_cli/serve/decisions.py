@@ -47,6 +47,8 @@ class Question:
 
 @dataclass(slots=True)
 class DecisionReply(Reply):
+    """Collects the probabilities of a question's options."""
+
     question: Question | None = None
 
     def answer(self, *, by_name: bool) -> Json:

@@ -184,6 +184,7 @@ class EventStream(Response):
             yield self._failure(as_refusal(error))
 
     async def close(self) -> None:
+        """End the events, which cancels the work."""
         self._next.cancel()
         await asyncio.gather(self._next, return_exceptions=True)
         await self._events.aclose()

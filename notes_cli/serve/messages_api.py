@@ -237,6 +237,7 @@ def _usage(reply: Reply) -> Json:
 
 
 def messages_error(error: Refused) -> Json:
+    """Return an error as JSON of Anthropic's API."""
     message = str(error)
     if error.code == "context_length_exceeded":  # clients compact the conversation where they find these words
         message = f"prompt is too long: {message}"

@@ -70,6 +70,8 @@ MOST_LIKELY = 20  # top_logprobs
 
 @dataclass(frozen=True, slots=True)
 class NotesParams:
+    """The key `notes` of a request."""
+
     splice: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
     session: str | None = None
@@ -91,6 +93,8 @@ class NotesParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
+    """Parameters of generation."""
+
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
     max_tokens: int | None = None  # None: the server's limit
     stops: tuple[str, ...] = ()
@@ -165,6 +169,7 @@ class Reader:
         return self.take(key, "a string", lambda value: isinstance(value, str), default)
 
     def required(self, key: str) -> Any:
+        """Take a value that is not null."""
         if (value := self.any(key)) is None:
             raise invalid(self.name(key), f"{self.name(key)} is missing")
         return value
@@ -335,6 +340,7 @@ def _generation(
 
 
 def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
+    """Parse `logit_bias`, an object from tokens to numbers. The tokens are checked later."""
     biases = reader.any("logit_bias")
     if biases is None:
         return ()
@@ -426,6 +432,7 @@ def parse_notes(data: Any) -> NotesParams:
 
 
 def _ask(reader: Reader) -> dict[str, Any]:
+    """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
     fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", MOST_ANSWERS) or None
     with _refusing("notes.choices"):
         if choices is not None:

@@ -57,6 +57,8 @@ MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
+    """A request that is ready for prefill."""
+
     request: ChatRequest
     layout: Layout
     think: bool
@@ -356,6 +358,7 @@ def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> li
 
 
 def _with_errata(message: Message, number: int, conversation: ConversationState) -> Message:
+    """Add a message's errata: at its beginning, and after its skills."""
     parts: list[Part] = list(map(ErratumPart, conversation.before.get(number, ())))
     for part, copy in _parts(message, number):
         parts += [part, *map(ErratumPart, conversation.after_copy.get(copy, ()) if copy else ())]
@@ -415,6 +418,7 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
 
 
 def _max_tokens(params: GenerationParams, limit: int | None) -> int:
+    """Return the most tokens of an answer: the requested number, at most `limit`, else UNLIMITED."""
     return min(bound for bound in (params.max_tokens, limit, UNLIMITED) if bound is not None)
 
 

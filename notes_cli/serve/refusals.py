@@ -136,6 +136,7 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def error_body(error: Refused) -> dict[str, Any]:
+    """Return the error as JSON of OpenAI's API."""
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 

@@ -209,6 +209,7 @@ def tool_calls(done: AnswerDone) -> list[Json]:
 
 
 def usage(replies: Sequence[Reply]) -> Json:
+    """Return the token counts of prompts and their answers."""
     prefills = [reply.prefill for reply in replies if reply.prefill]
     done = [answer for reply in replies for answer in reply.done.values()]
     prompt, answers = sum(prefill.counts.total for prefill in prefills), sum(answer.tokens for answer in done)

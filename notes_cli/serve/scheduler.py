@@ -45,6 +45,8 @@ CHUNK = 256  # prompt tokens that are prefilled per step
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """Limits of the scheduler."""
+
     parallel: int = 16  # sequences in prefill or decode
     queue: int = 128  # waiting requests
     tokens: int | None = None  # of an answer; None: until the context is full
@@ -173,6 +175,7 @@ class DecodeThread:
         self._arrivals.put(job)
 
     def compute(self, function: Callable[[], T]) -> T:
+        """Call a function in the decode thread, and wait for its result."""
         return self.call(function).result()
 
     def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
@@ -292,6 +295,7 @@ class DecodeThread:
             self._refuse_all()
 
     def _refuse_all(self) -> None:
+        """Refuse all requests, at the end of the server."""
         self._refuse_long_calls()
         self.scheduler.close()
 

@@ -120,7 +120,8 @@ class SegmentCache:
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
     def with_runs(self, tokens: Tokens, texts: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
-        """Open the skills and tool sets that share runs of tokens with these: with their `texts` [first, last)."""
+        """Open the skills and tool sets that share runs of tokens with these. `texts`: the ranges [first, last) of
+        tokens that are compared."""
         infos = [info for info in self.known() if not (info.prefix_only or info.media)]
         with self._lock:
             if len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):

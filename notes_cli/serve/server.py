@@ -30,6 +30,8 @@ CUT_OFF = "ASGI callable returned without completing response"
 
 
 class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to `_serve`."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

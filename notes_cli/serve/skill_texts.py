@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,7 @@ def _constants(skill: Skill) -> list[str]:
     return [skill.text[at:end] for at, end in zip([0, *ends], [*starts, len(skill.text)], strict=True)]
 
 
+@lru_cache(256)
 def _pattern(skill: Skill) -> re.Pattern[str]:
     """Return a pattern of whole lines for the skill's text with any values, each the same in all its places."""
     groups = dict[str, str]()

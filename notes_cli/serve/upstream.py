@@ -175,6 +175,7 @@ class Upstream:
         return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
 
     def _placed(self, data: Any) -> tuple[bytes, Exchange]:
+        """Put skills and errata into a request. Raises NotesError."""
         try:
             placed = self._placer.place(data)
             body, usage_wanted = placed.body, True
@@ -255,6 +256,7 @@ class Upstream:
 
     @contextmanager
     def _refusing(self, failure: str, code: str = "upstream_error") -> Iterator[None]:
+        """Convert errors of the connection to Refused."""
         name = f"the upstream {self._target.url}"
         try:
             yield

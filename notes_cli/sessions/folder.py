@@ -102,7 +102,8 @@ class SessionFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Read the ledger again after the block, and update the head; if that fails, the next write does it."""
+        """Read the ledger again after the block, and write the head; if the head fails, the next write does it. Raises
+        SessionError if the session is not held, and for an OSError of the block."""
         self.check_held()
         try:
             yield

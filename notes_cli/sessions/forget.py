@@ -134,9 +134,10 @@ class Forgetter:
         done = sum(map(moves, self._state.live))
         entries = plan.rest.entries
         if forgotten.method == SUFFIX:  # everything from `first` on, spliced K/V included, was decoded again
-            again = [entry for entry in entries if entry.tokens and entry.position >= first and entry.how != "decoded"]
             entries = [
-                replace(entry, how="decoded", origin=Origin(Reason.AGAIN)) if entry in again else entry
+                replace(entry, how="decoded", origin=Origin(Reason.AGAIN))
+                if entry.tokens and entry.position >= first and entry.how != "decoded"
+                else entry
                 for entry in entries
                 if entry.kind != TRACE
             ]

@@ -100,7 +100,8 @@ class Session(AbstractContextManager["Session"]):
         return run(self.workspace, self._job(request, callbacks))
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-        """As `ask`, streaming. The turn is committed when the answer is complete, not if the stream is closed."""
+        """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
+        earlier."""
         return (yield from stream(self.workspace, lambda callbacks: self._job(request, callbacks), callbacks))
 
     def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:

@@ -252,6 +252,7 @@ class SessionKV:
             raise SessionError(error.what, Help.UNDO(name=self.stored.name)) from error
 
     def _save_rows(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> Line:
+        """Save the K/V at these positions, and return the line with the name and checksum of the file."""
         if not places:
             return {**line, "changed": places, "rows": ""}
         assert sequence is not None

@@ -67,6 +67,7 @@ def ranges_of(pairs: Iterable[Sequence[int]], length: int) -> list[Range]:
 
 
 def patches_of(line: Line, length: int) -> list[Patch]:
+    """Return the token patches of a line, for a sequence of `length` tokens."""
     spans = ranges_of([(part["first"], part["last"]) for part in line["patches"]], length)
     return [Patch(*span, ids_of(part["tokens"])) for span, part in zip(spans, line["patches"], strict=True)]
 
@@ -219,6 +220,7 @@ class State:
 
     @property
     def known(self) -> Known:
+        """Fields of the skills."""
         return known_fields(*self.skills)
 
     @property
@@ -237,6 +239,7 @@ class State:
 
     @property
     def checksums(self) -> dict[str, str]:
+        """Checksums of the K/V files, by name."""
         return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
 
     @property
@@ -487,6 +490,7 @@ def keys_of(known: Known, name: str) -> set[str]:
 
 
 def entry_line(entry: Entry) -> Line:
+    """Return the entry as JSON for the line of a cut."""
     keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
     erratum = {"erratum": True} if entry.origin.erratum else {}
     return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), **erratum}
@@ -668,6 +672,7 @@ def _seal(checksum: str) -> bytes:
 
 
 def serialize(lines: Iterable[Line], before: str = "") -> bytes:
+    """Serialize lines that follow one with the checksum `before`."""
     return chain((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
 
 
@@ -681,6 +686,7 @@ def chain(objects: Iterable[bytes], before: str = "") -> bytes:
 
 
 def first_line(header: Header) -> Line:
+    """Return the first line of a ledger."""
     return {
         "op": "open",
         "format": FORMAT,
@@ -692,4 +698,5 @@ def first_line(header: Header) -> Line:
 
 
 def with_time(line: Line) -> Line:
+    """Return the line with the current time."""
     return {**line, "time": datetime.now(timezone.utc).strftime(TIME)}

@@ -277,7 +277,7 @@ def test_new_values_of_fields() -> None:
     found = parse_chat({"messages": [ASK], "notes": notes}).notes.errata
     assert found == ("a=true", "b=3", "c=1.5", "d=True", "date=2026-07-01") and isinstance(found[-1], OfField)
     for key in ("errata", "fields"):
-        for given in ({"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}):
+        for given in ({"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}):
             with pytest.raises(Exception, match=rf"notes.{key} must be an object of fields and texts"):
                 parse_chat({"messages": [ASK], "notes": {key: given}})
 
