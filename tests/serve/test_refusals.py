@@ -214,6 +214,7 @@ NOT_FOUND: list[tuple[str, Json, str, str]] = [
     (CHAT, {"model": "gpt-5"}, "model", ""),
     (CHAT, {"notes": {"splice": ["return"]}}, "notes.splice", "no compiled skill"),
     (CHAT, {"notes": {"splice": ["../../x"]}}, "notes.splice", "no compiled skill"),
+    (CHAT, {"notes": {"splice": ["/etc/passwd"]}}, "notes.splice", "no compiled skill"),
     (CHAT, ask(memory="return"), "notes.memory", ""),
     (RESPONSES, {"previous_response_id": "resp_none"}, "previous_response_id", ""),
 ]

@@ -152,7 +152,7 @@ GARBAGE: list[tuple[int, bytes, dict[str, str]]] = [
     (400, b'{"messages": NaN}', {}),
     (400, b'{"messages": "\\ud800"}', {}),
     (400, b"\xff\xfe\x00", {}),
-    (400, b'{"messages": [], "temperature": 1e400}', {}),
+    (400, b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e400}', {}),
     (400, json.dumps({"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}).encode(), {}),
     (415, b"{}", {"Content-Type": "text/plain"}),
     (415, b"{}", {"Content-Encoding": "gzip"}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import socket
 import subprocess
@@ -147,6 +149,14 @@ def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatc
 
 
 def test_a_stream_waits_for_no_acknowledgement() -> None:
-    """asyncio turns Nagle's algorithm off for sockets that name their protocol."""
-    with listen("127.0.0.1", 0) as listening:
-        assert listening.proto == socket.IPPROTO_TCP
+    """Nagle's algorithm is off in accepted connections, so that small chunks are sent at once."""
+
+    async def accepted() -> int:
+        writers = asyncio.Queue[asyncio.StreamWriter]()
+        listening = listen("127.0.0.1", 0)
+        async with await asyncio.start_server(lambda _, writer: writers.put_nowait(writer), sock=listening):
+            socket.create_connection(listening.getsockname()).close()
+            with contextlib.closing(await writers.get()) as writer:
+                return int(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    assert asyncio.run(accepted())

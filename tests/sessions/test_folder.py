@@ -341,7 +341,8 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
 
 
 def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> None:
-    """A locked or missing session prevents the removal of the others; duplicate names count once."""
+    """A locked or missing session prevents the removal of the others; duplicate names count once. If a file cannot be
+    deleted, the error names the sessions removed by then."""
     sessions.fork("mine", "other")
     with sessions.locked("other"), pytest.raises(HeldSessionError, match="session other is open already"):
         sessions.remove("mine", "other")
@@ -350,6 +351,13 @@ def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> No
     assert sessions.names() == ["mine", "other"] and sessions.find("mine").state == begun.state
     assert sessions.remove("other", "mine", "other") == [sessions.folder / "other", begun.folder]
     assert sessions.names() == []
+    for name in ("one", "two"):
+        with sessions.locked(name, new=True) as stored:
+            stored.commit(turn(1, rows=""), HEADER)
+    (stored.folder / HEAD).unlink()
+    (stored.folder / HEAD).mkdir()
+    with pytest.raises(SessionError, match=r"cannot remove .*two: .*\. Removed before it: one$"):
+        sessions.remove("one", "two")
 
 
 def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions) -> None:

@@ -138,10 +138,12 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
         assert session.state.fields["diet"] == "vegan" and first_layer(session, other)
 
 
-def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path) -> None:
+@pytest.mark.parametrize("later", [True, False])
+def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, later: bool) -> None:
     """Now and in later turns: the rows of a copy after the value were computed with that of the file."""
     with held(make("llama", "f32")) as session:
-        ask(session, "Why?", system="Be kind.")
+        if later:
+            ask(session, "Why?", system="Be kind.")
         ask(session, "What can I eat?", profile, errata=["diet=kosher"])
         for _ in range(2):
             [skill] = session.state.skills

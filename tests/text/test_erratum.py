@@ -54,6 +54,7 @@ def test_free_text(text: str) -> None:
         *((text, "value") for text in ("date=", "date= ", "date:", "date", " tier ")),
         ("date=a\nb", "more than one line"),
         *((text, "names no field") for text in ("=x", " = x")),
+        *((text, "and 'tier' another one") for text in ("date: 2026-07-01; tier: silver", "date=1, tier : silver")),
         *((text, "begins with =") for text in ("tier==silver", "tier: =silver")),
         # A typo, another case, an empty name, braces: it would leave the old value uncorrected.
         *((text, "Known fields: ") for text in ("data=2026-07-01", "returns.data=1", "support.plan=team", "*.data=1")),
