@@ -95,15 +95,16 @@ images: $(DEV) ## The small model that sees: held-out decisions, spliced against
 	@$(BIN)/python -m bench.images --out docs/results/images.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
-# devices of other machines. Made once.
+# devices of other machines, both linked to the installed library. Made once.
+INSTALLED = env -u NOTES_LIBRARY $(BIN)/python -c 'from notes_cli.engine.native import LIBRARY_PATH; print(LIBRARY_PATH.parent)'
 $(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*/*) | $(DEV)
-	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
+	@echo "Building what writes a model of every architecture (a minute on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@mkdir -p $(ZOO)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >$(ZOO)/configure.log 2>&1 || { tail -20 $(ZOO)/configure.log; exit 1; }
-	@$(BIN)/cmake --build $(ZOO) --target test-llama-archs ggml-rpc-server >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
+	@PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S native -B $(ZOO) -G Ninja -DNOTES_ZOO=ON -DNOTES_INSTALLED="$$($(INSTALLED))" -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" >$(ZOO)/configure.log 2>&1 || { tail -20 $(ZOO)/configure.log; exit 1; }
+	@$(BIN)/cmake --build $(ZOO) --target write-zoo ggml-rpc-server >$(ZOO)/build.log || { tail -20 $(ZOO)/build.log; exit 1; }
 	@rm -rf $(ZOO)/models && mkdir -p $(ZOO)/models
-	@$(ZOO)/bin/test-llama-archs -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
+	@$(ZOO)/bin/write-zoo -s 1 -d 0.6 -o $(ZOO)/models >$(ZOO)/models.log 2>&1 || { tail $(ZOO)/models.log; exit 1; }
 	@$(BIN)/python -m bench.zoo_more $(ZOO)/models
 	@touch $@
 
@@ -111,7 +112,7 @@ zoo: $(MODELS) ## Every architecture in every kind of context (docs/architecture
 	@$(BIN)/python -m bench.zoo --arch '$(ARCH)' $(if $(ARCH),,--write docs/architectures.md)
 
 # llama.cpp's tests are targets of the zoo's build, and link to its library.
-upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (5 minutes)
+upstream: $(MODELS) ## llama.cpp's own tests, and llama-cpp-python's, against the patched library (10 minutes)
 	@$(BIN)/python -m pip install -q diskcache typing-extensions
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.upstream --build $(ZOO)
 
