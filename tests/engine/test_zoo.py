@@ -84,6 +84,7 @@ def test_controls_are_caught(lines: dict[str, list[zoo.Line]], kind: str) -> Non
     assert ("magnitude twice" in tried) == ("yarn" in COLUMNS[kind])
 
 
+@pytest.mark.patches("fixes", "recurrent")  # CogVLM needs the one, states that are carried the other
 def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
     """97 of llama.cpp's 128 can be spliced, and all of ours; all but five can be restored."""
     ordinary = lines["ordinary"]
