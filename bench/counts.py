@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(41_124, 29_000),
     "package files": Bound(130, 130),
-    "test lines": Bound(36_132, 28_000),
+    "test lines": Bound(36_133, 28_000),
     "bench and training lines": Bound(14_130, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(90, 200),
