@@ -93,7 +93,7 @@ class Question:
     parts: Parts
     tokens: int  # cells of the prompt, and temporary ones for edits of it
     max_new: int  # most tokens to generate
-    choose_method: bool = False  # by comparing decisions (choose_per_edit), where the question has the context to itself
+    choose_method: bool = False  # by comparing decisions (choose_per_edit), if it has the context to itself
 
     def task(
         self,
