@@ -1,4 +1,4 @@
-"""Creates private folders, replaces files atomically, locks them between processes, and caches their digests.
+"""Creates private folders, replaces, locks and hashes files, and caches entries in JSON files by key (`Memory`).
 
 * Folders are created for this user only, and checked before each use, as ssh does.
 * A file is written to a temporary file in the same folder, synced, and renamed.

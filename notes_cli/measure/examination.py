@@ -1,4 +1,4 @@
-"""Runs `verify` for skills, edit methods or a session: resolves the options as for a question, then compares."""
+"""Compares a session with one prefill (`verify --session`), and resolves the options of all kinds of `verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the HTTP endpoints, which parse requests in the scheduler's preparation threads and submit them to it."""
+"""Defines the HTTP endpoints and the routes of the web page; parses requests, submits them, maps errors to replies."""
 
 from __future__ import annotations
 

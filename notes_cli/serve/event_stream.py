@@ -1,4 +1,4 @@
-"""Submits requests to the scheduler, streams their events as server-sent events, and cancels them on disconnect."""
+"""Submits requests to the scheduler, replies with JSON or server-sent events, and cancels them on disconnect."""
 
 from __future__ import annotations
 

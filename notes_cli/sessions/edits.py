@@ -1,7 +1,4 @@
-"""Edits a session: changes field values by an edit method, and removes superseded errata (compaction).
-
-Also converts skills between segments and ledgers, and parses names of a session's parts.
-"""
+"""Edits fields of a session, removes superseded errata, converts skills to and from segments, parses part names."""
 
 from __future__ import annotations
 
