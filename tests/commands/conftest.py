@@ -86,7 +86,7 @@ def run_apart(*arguments: object, stdin: str = "") -> Outcome:
 
 
 class Terminal(_Pipe):
-    """Is taken for a terminal, and keeps what is printed."""
+    """A stream that reports being a terminal, and collects the output."""
 
     def isatty(self) -> bool:
         return True

@@ -119,8 +119,8 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 @pytest.mark.parametrize("method", ["stale", "erratum", *TOUCHING])
 def test_the_named_rows_change_alone(workspace: Workspace, segment: Segment, method: str) -> None:
-    """None but what follows, or K/V of the field from its first new token on, and of exactly K more tokens, those of
-    the highest influence."""
+    """They recompute only later tokens, or the field from its first new token on, and exactly K more: those of the
+    highest influence."""
     for system in (None, "Be kind."):
         plain, edited = decoded(workspace, segment, system=system), decoded(workspace, segment, method, NEW, system)
         assert [p.kind for p in edited.seq.pieces].count("erratum") == ("erratum" in method)

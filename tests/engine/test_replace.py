@@ -315,9 +315,9 @@ def naive(length: int, patches: Sequence[Patch]) -> list[int]:
 
 @given(patches_of(), st.data())
 def test_patches_of_tokens(case: tuple[int, list[Patch]], data: st.DataObject) -> None:
-    """They give what slices replaced one by one do, also after other tokens; what stays is where the map says, what
-    gives way is inside of what takes its place, in order; an alignment covers both sequences once; and a row counts as
-    changed unless its token is where it was: all from the first patch of another length on, also if moved back."""
+    """Several patches give the tokens of list slices replaced in turn, also after other tokens; kept tokens are where
+    the map says, removed ones map into their replacement. An alignment covers both sequences once. A row is unchanged
+    only if its token is where it was: none from the first patch of another length on, also if moved back."""
     length, patches = case
     tokens, shift = naive(length, patches), position_map(patches)
     assert is_ascending([patch.span for patch in patches], length)

@@ -255,7 +255,7 @@ CHAINS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [  # samplers of ll
     ({"typical_p": 0.5}, [("typical", 0.5, 1), TEMPERATURE, DRAW]),
     ({"top_n_sigma": 1.0}, [("top_n_sigma", 1.0), TEMPERATURE, DRAW]),
     (
-        {"top_n_sigma": 1.5, "typical_p": 0.6},  # of what is left: no logarithm of 0
+        {"top_n_sigma": 1.5, "typical_p": 0.6},  # min_p first: typical-p takes logarithms
         [("top_n_sigma", 1.5), ("min_p", 1e-30, 1), ("typical", 0.6, 1), TEMPERATURE, DRAW],
     ),
     ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, [("xtc", 0.5, 0.05, 1, 5), TEMPERATURE, DRAW]),

@@ -40,7 +40,7 @@ SECTIONS = [
     *(("qwen3vl-dense", sections) for sections in (None, [24, 20, 20, 0], [16, 16, 16, 16])),
     *(("qwen3vlmoe-moe", [24, 20, 20, 0]), ("glm4-dense", [8, 12, 12, 0]), ("paddleocr-moe", [16, 24, 24, 0])),
 ]
-KINDS = [PAIRS[0], PAIRS[4], ("llama-dense", "pixtral"), ("gemma3-dense", "gemma3")]  # of axes, and of what rows see
+KINDS = [PAIRS[0], PAIRS[4], ("llama-dense", "pixtral"), ("gemma3-dense", "gemma3")]  # position and mask kinds
 MOVES = [
     *((name, projector, None, "f32") for name, projector in PAIRS),
     *((name, projector, None, kind) for kind in ("f16", "q8_0") for name, projector in KINDS),

@@ -471,7 +471,7 @@ def test_an_answer_that_is_broken_off(tmp_path: Path, server: Running, monkeypat
             named = run_here("ask", QUESTION, "--server", found.url)
             assert named.code == 1 and "no notes serve of this user is running there" in named.err
             with pytest.raises(TimeoutError):
-                other.accept()  # what has its port now gets no request
+                other.accept()  # the program that has the port now gets no connection
 
 
 def test_little_is_loaded_to_ask_a_server(server: Running) -> None:

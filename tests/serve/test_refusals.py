@@ -67,7 +67,7 @@ OTHERS: Json = json.loads(  # of other servers, which would change an answer
     "guided_choice": ["a", "b"], "stop_token_ids": [5], "reasoning_format": "none", "web_search_options": {},
     "options": {"temperature": 1}, "functions": [{"name": "f"}], "frequenzy": 1}"""
 )
-REFUSED: list[tuple[str, Json, str, str]] = [  # the path, what is changed, `param`, a keyword of the message
+REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, keyword of the message
     (CHAT, {"messages": []}, "messages", ""),
     (CHAT, {"messages": [1]}, "messages[0]", ""),
     (CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", ""),
