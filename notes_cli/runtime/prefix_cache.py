@@ -54,11 +54,19 @@ class Block:
     def __len__(self) -> int:
         return len(self.origins)
 
-    def common(self, tokens: Tokens, origins: Tokens) -> int:
-        """Return the number of leading tokens that these have in common with the block."""
-        most = min(len(self), len(tokens))
-        same = (self.segment.tokens[:most] == tokens[:most]) & (self.origins[:most] == origins[:most])
-        return most if same.all() else int(same.argmin())
+    def common(self, tokens: Tokens, origins: Tokens, lowest: int = 0) -> int:
+        """As `common_length`, for the block."""
+        return common_length(self.segment.tokens, self.origins, tokens, origins, lowest)
+
+
+def common_length(cached: Tokens, cached_origins: Tokens, tokens: Tokens, origins: Tokens, lowest: int) -> int:
+    """Return the number of leading tokens of a prompt that a cached one has, too, with equal origins or, where the
+    prompt's would be decoded, with those of runs from `lowest` on."""
+    most = min(len(cached), len(tokens))
+    theirs, ours = cached_origins[:most], origins[:most]
+    near = (ours == 0) & (theirs < 0) & (theirs >= lowest)
+    same = (cached[:most] == tokens[:most]) & ((theirs == ours) | near)
+    return most if same.all() else int(same.argmin())
 
 
 class PrefixStore:
@@ -85,15 +93,15 @@ class PrefixStore:
     def _context(self) -> Context:
         return self._workspace.context
 
-    def find(self, tokens: Tokens, origins: Tokens, salt: str) -> list[tuple[Block, int]]:
-        """Return the blocks with the longest common prefix, and its number of tokens in each of them. A recurrent
-        state exists after the last token of its block only."""
+    def find(self, tokens: Tokens, origins: Tokens, salt: str, lowest: int = 0) -> list[tuple[Block, int]]:
+        """Return the blocks with the longest common prefix, and its number of tokens in each of them
+        (`common_length`). A recurrent state exists after the last token of its block only."""
         path, blocks = list[tuple[Block, int]](), self._first.get(salt, [])
         if blocks and self._context.identity("") != self._identity:  # grown, it rotates otherwise (LongRoPE)
             self.clear()
             return []
         while blocks:
-            found = [(block.common(tokens, origins), block) for block in blocks]
+            found = [(block.common(tokens, origins, lowest), block) for block in blocks]
             if self.recurrent:
                 found = [(count, block) for count, block in found if count == len(block)]
             count, block = max(found, key=lambda one: (one[0], -len(one[1])), default=(0, None))
@@ -108,13 +116,14 @@ class PrefixStore:
         """Return all blocks of a salt as sources of runs (token_runs.py)."""
         if self._identity is None or self._context.identity("") != self._identity:
             return []
-        whole, type_k = self._workspace.identity, self._context.options.type_k
-        found, blocks = list[Source](), [*self._first.get(salt, [])]
-        while blocks:
-            block = blocks.pop()
-            blocks += block.children
-            segment = replace(block.segment, identity=whole)
-            found.append(Source.of_prompt(segment.tokens, block.origins, segment, type_k))
+        workspace, found = self._workspace, list[Source]()
+        paths = [(block, NO_TOKENS, NO_TOKENS) for block in self._first.get(salt, [])]
+        while paths:
+            block, before, origins = paths.pop()
+            segment = replace(block.segment, identity=workspace.identity)
+            seen, origins = np.concatenate([before, segment.tokens]), np.concatenate([origins, block.origins])
+            paths += [(child, seen, origins) for child in block.children]
+            found.append(Source.of_prompt(workspace, seen, origins, segment, len(before)))
         return found
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
@@ -444,7 +453,7 @@ class PrefixCache:
         if self.store is None or layout.exact:  # it does not know the batches of its rows
             return [], 0
         most = len(layout) - 1
-        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt)
+        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, LOWEST_ORIGIN[layout.reuse])
         length = sum(count for _, count in path)
         return path, self._usable_length(layout, length, length if self.store.recurrent else None)
 
@@ -458,13 +467,8 @@ class PrefixCache:
         return len(sequence)
 
     def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
-        """Return the number of leading tokens with equal ids, and with equal origins or those of runs that the layout
-        may reuse."""
-        most = min(len(cached.tokens), len(layout) - 1)
-        theirs, ours = cached.origins[:most], layout.origins[:most]
-        near = (ours == 0) & (theirs < 0) & (theirs >= LOWEST_ORIGIN[layout.reuse])
-        same = (cached.tokens[:most] == layout.tokens[:most]) & ((theirs == ours) | near)
-        return most if same.all() else int(same.argmin())
+        tokens, origins = layout.tokens[:-1], layout.origins[:-1]
+        return common_length(cached.tokens, cached.origins, tokens, origins, LOWEST_ORIGIN[layout.reuse])
 
     def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
         """Reduce a common length to one at which the prompt can continue. `state`: the only length at which a recurrent
@@ -492,9 +496,11 @@ class PrefixCache:
         """Plan a prompt that continues the first `length` tokens of `cached`, or a longer prefix in the store.
         Returns its layout, with the final origins of its K/V, and the runs after that prefix (`find_runs`).
         `earlier`: those of an earlier plan for it, which are in memory."""
-        _, stored = self._stored(layout, salt)
-        begin = stored if stored > length + WORTH else length
-        origins = layout.origins.copy()
+        path, stored = self._stored(layout, salt)
+        begin, origins = length, layout.origins.copy()
+        if stored > length + WORTH:
+            begin = stored
+            origins[:begin] = np.concatenate([block.origins[:count] for block, count in path])[:begin]
         if cached is not None:
             origins[:length] = cached.origins[:length]
         context, runs = workspace.context, list[PlacedRun]()
@@ -506,14 +512,13 @@ class PrefixCache:
             alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
             live: dict[CachedPrefix, Source] = {}
             for one in alike if layout.reuse == "near" else ():
-                rows, type_k = min(one.sequence.rows, len(one.tokens)), context.options.type_k
-                live[one] = Source.of_prompt(one.tokens[:rows], one.origins, one.sequence, type_k)
+                rows = min(one.sequence.rows, len(one.tokens))
+                live[one] = Source.of_prompt(workspace, one.tokens[:rows], one.origins[:rows], one.sequence)
             sources += live.values()
             if self.store and layout.reuse == "near":
                 sources += self.store.sources(salt)
             spans = [(max(first, begin), last) for first, last in layout.texts]
-            near, runs = find_runs(workspace, sources, layout.tokens, spans, dry=dry)
-            origins = np.where(near < 0, near, origins)
+            origins, runs = find_runs(workspace, sources, layout.tokens, origins, spans, dry=dry)
             for one, source in live.items():
                 one.used = next(self._clock) if source.used else one.used
         return replace(layout, origins=origins), runs

@@ -1,13 +1,17 @@
 """Finds runs of a prompt's tokens that are also in compiled texts or cached prompts, to reuse their K/V.
 
-That K/V was computed after another left context, so it only approximates that of a prefill. A run is found by
-hashes of windows: a source has one for each WINDOW tokens, and the prompt one from each token on. Hits are compared
-token by token, and extended in both directions.
+That K/V was computed after another left context, so it only approximates that of a prefill. It may also hold a
+conclusion from what it was computed after. So a run is placed only where all of that precedes it in the prompt,
+unchanged and with nothing in between (`Source.permitted`): a text's K/V is reused from its beginning up to the first
+difference. A compiled text, or a block of one, was computed by itself; K/V of a prompt has seen the whole prompt.
+
+A run is found by hashes of windows: a source has one for each WINDOW tokens, and the prompt one from each token on.
+Hits are compared token by token, and extended in both directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows, Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
@@ -24,7 +29,7 @@ from notes_cli.runtime.workspace import Workspace
 WINDOW = 32
 SHORTEST = 2 * WINDOW  # fewest tokens of a run: it then contains a whole window of its source, wherever it begins
 CANDIDATES = 8  # places with the same window that are compared
-NEARBY = 8  # tokens before a field by which its place is recognised in a prompt
+NEARBY = 16  # tokens before a run that are compared first, as most differences are there
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token
@@ -56,9 +61,14 @@ class TokenIndex:
         starts = [np.zeros(0, int), *(np.arange(len(each)) * WINDOW for each in windows)]
         self._starts = np.concatenate(starts)[order]
 
-    def runs(self, tokens: Tokens, spans: Sequence[tuple[int, int]]) -> list[TokenRun]:
+    def runs(
+        self,
+        tokens: Tokens,
+        spans: Sequence[tuple[int, int]],
+        permitted: Callable[[TokenRun], TokenRun] = lambda run: run,
+    ) -> list[TokenRun]:
         """Return ascending runs of at least SHORTEST tokens within the `spans` [first, last) of the tokens: from left
-        to right, the longest at each place."""
+        to right, the longest at each place. `permitted` returns the part of a run that may be placed."""
         runs: list[TokenRun] = []
         for first, last in spans:
             if last - first < SHORTEST or not len(self._hashes):
@@ -71,23 +81,22 @@ class TokenIndex:
             while number < len(hits):
                 hit = hits[number]
                 places = range(begins[hit], min(ends[hit], begins[hit] + CANDIDATES))
-                found = [self._extend(tokens[free:last], first + int(hit) - free, place) for place in places]
-                run = max(found, key=len)  # the first of equal ones
-                run = replace(run, first=run.first + free, last=run.last + free)
+                found = [self._extend(tokens, (free, last), first + int(hit), place) for place in places]
+                run = max(map(permitted, found), key=len)  # the first of equal ones
                 if len(run) >= SHORTEST:
                     runs.append(run)
                     free = run.last
-                # a window that begins in a run that is too short would find it again
-                after = run.last if len(run) >= SHORTEST else run.last - WINDOW + 1
-                number = max(number + 1, int(np.searchsorted(hits, after - first)))
+                    number = max(number + 1, int(np.searchsorted(hits, free - first)))
+                else:
+                    number += 1
         return runs
 
-    def _extend(self, tokens: Tokens, at: int, place: int) -> TokenRun:
-        """Return the run around tokens[at], where the window of this place is."""
+    def _extend(self, tokens: Tokens, span: tuple[int, int], at: int, place: int) -> TokenRun:
+        """Return the run around tokens[at], where the window of this place is, within a span of the tokens."""
         source, start = int(self._numbers[place]), int(self._starts[place])
         ids = self._sources[source]
-        before = common_prefix(tokens[:at][::-1], ids[:start][::-1])
-        return TokenRun(at - before, at + common_prefix(tokens[at:], ids[start:]), source, start - before)
+        before = common_prefix(tokens[span[0] : at][::-1], ids[:start][::-1])
+        return TokenRun(at - before, at + common_prefix(tokens[at : span[1]], ids[start:]), source, start - before)
 
 
 def _hashes(windows: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -108,31 +117,78 @@ def common_prefix(one: Tokens, two: Tokens) -> int:
 
 @dataclass(eq=False)
 class Source:
-    """Tokens whose K/V may be moved into another prompt, and the origins of the moved K/V (prefix_cache.py)."""
+    """Tokens whose K/V may be moved into another prompt, and the origins of the moved K/V (prefix_cache.py).
+
+    `seen`: the tokens that the K/V of the last one was computed after, and itself, with their origins; those of the
+    source are from `offset` on. `begins`: where in `seen` each text begins that was computed by itself."""
 
     tokens: Tokens
     origins: Tokens
     holder: Segment | KVSequence
+    seen: Tokens
+    seen_origins: Tokens
+    begins: tuple[int, ...] = (0,)
+    offset: int = 0
     used: bool = False
 
     @classmethod
     def of_compiled(cls, segment: Segment) -> Source:
         """Make a source of a compiled text, without the first token of a prompt, as in `of_prompt`."""
-        tokens = segment.tokens.copy()
+        tokens, decoded = segment.tokens.copy(), np.zeros(len(segment), np.int32)
         if segment.base == 0:
             tokens[:1] = _UNUSABLE
-        return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment)
+        begins = segment.blocks or (0,)
+        return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment, segment.tokens, decoded, begins)
 
     @classmethod
-    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence, type_k: str) -> Source:
-        """Make a source of a cached prompt, or of a block of it, with these origins. Left out are skills, which may be
-        edited in place, K/V that was moved too often for a cache of this type, and the first token: an attention sink,
-        whose K/V is of no use elsewhere."""
-        origins, tokens = origins[: len(tokens)], tokens.copy()
-        tokens[(origins > 0) | (origins <= -(MOVES if type_k in UNROUNDED else 1))] = _UNUSABLE
-        if isinstance(holder, KVSequence) or holder.base == 0:
-            tokens[:1] = _UNUSABLE
-        return cls(tokens, np.minimum(origins, COMPILED_RUN) - 1, holder)
+    def of_prompt(
+        cls, workspace: Workspace, seen: Tokens, origins: Tokens, holder: Segment | KVSequence, offset: int = 0
+    ) -> Source:
+        """Make a source of a cached prompt `seen` with these origins, or of a block of it from `offset` on. Left out
+        are skills, which may be edited in place, K/V that was moved too often for a cache of this type, and the first
+        token: an attention sink, whose K/V is of no use elsewhere. Its text begins after the template's opening."""
+        moves = MOVES if workspace.context.options.type_k in UNROUNDED else 1
+        unusable = (origins > 0) | (origins <= -moves)
+        unusable[:1] = True
+        tokens = np.where(unusable, _UNUSABLE, seen).astype(np.int32)[offset:]
+        moved = np.minimum(origins[offset:], COMPILED_RUN) - 1
+        begins = (common_prefix(seen, workspace.left_context),)
+        return cls(tokens, moved, holder, seen, np.maximum(origins, 0), begins, offset)
+
+    def permitted(self, model: Model, tokens: Tokens, origins: Tokens, run: TokenRun) -> TokenRun:
+        """Return the part of a run whose K/V has seen nothing else than what precedes it in the prompt, from the
+        beginning of its text on; empty if there is none. Trailing blanks and empty lines may differ. `origins`: of the
+        prompt's tokens; skills and images are the same only with the same origin."""
+        start, last = run.start + self.offset, run.start + self.offset + len(run)
+        begin = max((begin for begin in self.begins if begin <= start), default=None)
+        if begin is None or not self._precedes(model, tokens, origins, run.first, begin, start):
+            begin = min((begin for begin in self.begins if start < begin < last), default=last)
+            run = replace(run, first=run.first + begin - start, start=run.start + begin - start)
+        return run
+
+    def _precedes(self, model: Model, tokens: Tokens, origins: Tokens, first: int, begin: int, start: int) -> bool:
+        """Return True if what the source has in [begin, start) is right before token `first` of a prompt."""
+
+        def ours(first: int, last: int) -> bytes:
+            return _text(model, self.seen[first:last], self.seen_origins[first:last])
+
+        def theirs(first: int, last: int) -> bytes:
+            return _text(model, tokens[max(0, first) : last], origins[max(0, first) : last])
+
+        at = first - (start - begin)
+        if (
+            at >= 0
+            and np.array_equal(tokens[at:first], self.seen[begin:start])
+            and np.array_equal(np.maximum(origins[at:first], 0), self.seen_origins[begin:start])
+        ):
+            return not _within_word(theirs(at - 1, at), ours(begin, start + 1))
+        for near in (max(begin, start - NEARBY), begin):
+            before, text = theirs(first - 2 * (start - near) - NEARBY, first), _lines(ours(near, start)).lstrip()
+            if text:
+                if not (before := _lines(before)).endswith(text):
+                    return False
+                before = before.removesuffix(text)
+        return not _within_word(before, ours(begin, start + 1).lstrip())
 
     @cached_property
     def layers(self) -> Sequence[LayerRows]:
@@ -149,7 +205,8 @@ class Source:
         tokens, base = self.tokens[first:last], self.base(first)
         nothing = np.zeros(0, np.int32)
         segment = Segment("", "", "", tokens, base, nothing, (), workspace.identity, rows)
-        return Source(tokens, self.origins[first:last], segment)
+        seen = self.seen[:last], self.seen_origins[:last]
+        return Source(tokens, self.origins[first:last], segment, *seen, self.begins, offset=first)
 
     @property
     def name(self) -> str:
@@ -182,38 +239,48 @@ class PlacedRun:
         return workspace.context.can_move(self.source.base(self.run.start), position, len(self.run))
 
 
-def _is_current(run: TokenRun, source: Source, tokens: Tokens) -> bool:
-    """Return False if the prompt has another value for a field that its source has before the run: the run's K/V
-    contains what the model concluded from the old value."""
-    holder = source.holder
-    if not isinstance(holder, Segment):
-        return True
-    before = [field for field in holder.fields if field.first < run.start]
-    return all(_contains(tokens, holder.tokens[max(0, field.first - NEARBY) : field.last + 1]) for field in before)
+def _text(model: Model, tokens: Tokens, origins: Tokens) -> bytes:
+    """Return the text of tokens, with the numbers of the origins of skills and images."""
+    texts = {token: model.token_bytes(token, special=True) for token in set(tokens.tolist())}
+    marked = (b"\0%d\0" % origin if origin > 0 else b"" for origin in origins.tolist())
+    return b"".join(mark + texts[token] for mark, token in zip(marked, tokens.tolist(), strict=True))
 
 
-def _contains(tokens: Tokens, part: Tokens) -> bool:
-    """Return True if these tokens are somewhere in a prompt."""
-    windows = sliding_window_view(tokens, len(part)) if len(part) <= len(tokens) else tokens[:0, None]
-    return bool((windows == part).all(1).any())
+def _lines(text: bytes) -> bytes:
+    """Return the lines of a text, without trailing blanks and empty lines."""
+    return b"\n".join(line for line in map(bytes.rstrip, text.split(b"\n")) if line)
+
+
+def _within_word(before: bytes, text: bytes) -> bool:
+    """Return True if a text continues a word or a number."""
+    ends = before[-1:], text[:1]
+    return all(end.isalnum() or end > b"\x7f" for end in ends)
 
 
 def find_runs(
-    workspace: Workspace, sources: Sequence[Source], tokens: Tokens, spans: Sequence[tuple[int, int]], *, dry: bool
+    workspace: Workspace,
+    sources: Sequence[Source],
+    tokens: Tokens,
+    origins: Tokens,
+    spans: Sequence[tuple[int, int]],
+    *,
+    dry: bool,
 ) -> tuple[Tokens, list[PlacedRun]]:
-    """Return the origins that the K/V of the tokens will have, 0 outside of the runs, and the runs within `spans`,
-    ascending. Those after a field that has another value in the prompt are left out. The K/V of those in a sequence is
-    read, because it may be evicted before it is placed; `dry`: it is not."""
-    origins, placed = np.zeros(len(tokens), np.int32), []
-    for run in TokenIndex([source.tokens for source in sources]).runs(tokens, spans):
+    """Return the origins that the K/V of the tokens will have, those given outside of the runs, and the runs within
+    `spans`, ascending. The K/V of those in a sequence is read, because it may be evicted before it is placed; `dry`: it
+    is not."""
+    placed, found = list[PlacedRun](), origins.copy()
+
+    def permitted(run: TokenRun) -> TokenRun:
+        return sources[run.source].permitted(workspace.model, tokens, origins, run)
+
+    for run in TokenIndex([source.tokens for source in sources]).runs(tokens, spans, permitted):
         source, start = sources[run.source], run.start
-        if not _is_current(run, source, tokens):
-            continue
         if isinstance(source.holder, KVSequence) and not dry:
             try:
                 source, start = source.read(workspace, start, start + len(run)), 0
             except (NotesError, MemoryError):  # it is decoded
                 continue
-        origins[run.first : run.last] = source.origins[start : start + len(run)]
+        found[run.first : run.last] = source.origins[start : start + len(run)]
         placed.append(PlacedRun(replace(run, start=start), source))
-    return origins, placed
+    return found, placed
