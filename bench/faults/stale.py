@@ -1,0 +1,232 @@
+"""Prompts in which values have changed: no answer may come from an old value.
+
+A case is a story: a text with rules and values, which is compiled or was in an earlier prompt, and then prompts in which
+it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses, and with `exact`. Its
+decision is one of an old value if only the first answer is the one that a former value gives.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bench.faults.frame import ACCEPTED, Kind, chance, check
+from notes_cli.config import Paths, shipped_model
+from notes_cli.engine.limits import ContextOptions
+from notes_cli.engine.pieces import Reason
+from notes_cli.library.models import SMOLLM2
+from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.generation import PrefillDone, TextDelta
+from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.scheduler import DecodeThread, Limits
+from notes_cli.text.skill import parse_skill
+from training import policies
+from training.tiny import world
+
+Json = dict[str, Any]
+NAME = "policy"
+PROMPTS = 4  # of a story
+SURE = 0.8  # probability of the exact answer's first token; a decision nearer to a tie is not judged
+LEVEL = world.Level(
+    skills=(1, 3), rules=(1, 3), fillers=(0, 3), heading=1.0, kinds=("table", "date", "amount"), near=0.0, sample=1.0
+)
+Texts = list[str]  # paragraphs
+
+
+class Story:
+    """The text with its first values, and with those of now."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        names = world.Names(rng, False, LEVEL)
+        self.drafts = [world.make_draft(rng, names, LEVEL) for _ in range(rng.randint(*LEVEL.skills))]
+        self.sentences = rng.random() < 0.3  # values in sentences, not in fields
+        self.rules = [(number, rule) for number, draft in enumerate(self.drafts) for rule in draft.rules]
+        self.values = [dict(draft.values) for draft in self.drafts]
+        self.former: list[dict[str, set[str]]] = [{name: set() for name in draft.values} for draft in self.drafts]
+
+    def change(self) -> None:
+        """Change a value that decides."""
+        number, rule = self.rng.choice(self.rules)
+        old = self.values[number][rule.field]
+        self.former[number][rule.field].add(old)
+        self.values[number][rule.field] = world.make_value(
+            self.rng, world.Names(self.rng, False, LEVEL), rule.kind, rule, LEVEL, old
+        )
+
+    def parts(self, values: list[dict[str, str]]) -> list[tuple[str, str]]:
+        """The head and the rules of each draft."""
+        shape = "The {} is {}." if self.sentences else "{}: {}"
+        heads = ["\n".join(shape.format(*pair) for pair in each.items()) for each in values]
+        return [(f"{d.heading}\n\n{head}", "\n".join(d.lines)) for d, head in zip(self.drafts, heads, strict=True)]
+
+    def text(self, values: list[dict[str, str]]) -> str:
+        return "\n\n".join(part for both in self.parts(values) for part in both)
+
+
+def system(text: str, question: str) -> list[Json]:
+    return [{"role": "system", "content": text}, {"role": "user", "content": question}]
+
+
+def below(story: Story, old: str, new: str, question: str) -> list[Json]:
+    return system(f"{story.rng.choice(policies.FILLERS)}\n\n{old}", question)
+
+
+def changed(story: Story, old: str, new: str, question: str) -> list[Json]:
+    return system(new, question)
+
+
+def changed_below(story: Story, old: str, new: str, question: str) -> list[Json]:
+    return system(f"You work for {policies.make_org(story.rng, False)}.\n{new}", question)
+
+
+def quoted(story: Story, old: str, new: str, question: str) -> list[Json]:
+    return system(f"It said before:\n\n{old[: story.rng.randint(20, len(old))]}\n\nToday it says:\n\n{new}", question)
+
+
+def twice(story: Story, old: str, new: str, question: str) -> list[Json]:
+    texts = [old, new]
+    story.rng.shuffle(texts)
+    return system("\n\n".join(texts), question)
+
+
+def in_turns(story: Story, old: str, new: str, question: str) -> list[Json]:
+    return [
+        {"role": "user", "content": f"{old}\n\n{question}"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": f"{new}\n\n{question}"},
+    ]
+
+
+def corrected(story: Story, old: str, new: str, question: str) -> list[Json]:
+    """A line in the text takes back a value; the value itself stays."""
+    number, rule = story.rng.choice(story.rules)
+    now = story.values[number][rule.field]
+    line = story.rng.choice(policies.EXTRA_WORDINGS).format(field=rule.field, value=now)
+    paragraphs = old.split("\n\n")
+    paragraphs.insert(story.rng.randint(1, len(paragraphs)), line)
+    return system("\n\n".join(paragraphs), question)
+
+
+def deleted(story: Story, old: str, new: str, question: str) -> list[Json]:
+    lines = story.rng.choice([old, new]).split("\n")
+    del lines[story.rng.randrange(len(lines))]
+    return system("\n".join(lines), question)
+
+
+def moved(story: Story, old: str, new: str, question: str) -> list[Json]:
+    paragraphs = new.split("\n\n")
+    story.rng.shuffle(paragraphs)
+    return system("\n\n".join(paragraphs), question)
+
+
+def apart(story: Story, old: str, new: str, question: str) -> list[Json]:
+    """Values in the system message, rules in the user's."""
+    parts = story.parts(story.values)
+    return system("\n\n".join(head for head, _ in parts), "\n\n".join([*(rules for _, rules in parts), question]))
+
+
+def respaced(story: Story, old: str, new: str, question: str) -> list[Json]:
+    text = story.rng.choice([old, new])
+    return system(text.replace("\n", story.rng.choice(["\r\n", "  \n", "\n\n"])), question)
+
+
+def negated(story: Story, old: str, new: str, question: str) -> list[Json]:
+    number, rule = story.rng.choice(story.rules)
+    was = story.drafts[number].values[rule.field]
+    text = old.replace(was, f"not {was}, but {story.values[number][rule.field]}", 1)
+    return system(text, question)
+
+
+EDITS: tuple[Callable[[Story, str, str, str], list[Json]], ...] = (
+    *(below, changed, changed_below, quoted, twice, in_turns, corrected, deleted, moved, apart, respaced, negated),
+)
+
+
+class Answers:
+    """A server's threads without the server, on one model."""
+
+    def __init__(self, home: Paths, model: Any) -> None:
+        def opened() -> Workspace:
+            return Workspace(model, ContextOptions(n_ctx=8192, n_threads=1), paths=home)
+
+        self.decoding = DecodeThread(opened, Limits(parallel=4, cache_ram=1 << 28), ["model"])
+        self.decoding.start()
+        self.workspace = self.decoding.ready.result(60)
+
+    def compile(self, text: str) -> None:
+        skill = replace(parse_skill(text, source="-", default=NAME), name=NAME)
+        self.decoding.compute(lambda: compile_to_library(self.workspace, skill, force=True))
+
+    def ask(self, messages: list[Json], most: int, **notes: Any) -> tuple[str, float, int]:
+        """Return the answer, the probability of its first token, and the tokens reused from elsewhere."""
+        body = {"messages": messages, "max_tokens": most, "logprobs": True, "temperature": 0, "notes": notes}
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.decoding.submit(parse_chat(body), events.put)
+        text, sure, near = "", 0.0, 0
+        while (event := events.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            if isinstance(event, PrefillDone):
+                near = sum(piece.tokens for piece in event.pieces if piece.reason is Reason.NEAR)
+            if isinstance(event, TextDelta):
+                sure = sure or max((2.718281828**token.logprob for token in event.tokens[:1]), default=0.0)
+                text += event.text
+        return text, sure, near
+
+
+class Stale(Kind):
+    cases = 700
+    patience = 300.0
+
+    def __init__(self, seed: int, model: str = "notes-tiny") -> None:
+        super().__init__(seed)
+        self.model = model
+        self.home = self.folder()
+        self.counts = self.home / "counts"
+        self.answers: Answers | None = None
+
+    def judge(self, number: int) -> str:
+        if self.answers is None:  # in the process that judges: threads do not survive a fork
+            path = shipped_model() if self.model == "notes-tiny" else SMOLLM2.find(self.home)
+            self.answers = Answers(Paths.under(self.home), path)
+        rng, near = chance(self.seed, number), number % 2
+        story, answers = Story(rng), self.answers
+        old = story.text(story.values)
+        if near:
+            answers.ask(system(old, policies.PLAIN[0].format(topic=story.rules[0][1].topic)), 1, reuse="near")
+        else:
+            answers.compile(old)
+        stale = []
+        for _ in range(PROMPTS):
+            if rng.random() < 0.7:
+                story.change()
+            new, (place, rule) = story.text(story.values), rng.choice(story.rules)
+            edit = rng.choice(EDITS)
+            question = world.ask(rng, rule)
+            messages = edit(story, old, new, question)
+            found, p, reused = answers.ask(messages, 3, **({"reuse": "near"} if near else {}))
+            right, sure, _ = answers.ask(messages, 3, reuse="exact", cache_salt=f"{number}")
+            with self.counts.open("a") as file:
+                file.write(f"{int(sure >= SURE)} {int(reused > 0)} {int(found != right)}\n")
+            former = {rule.outcome(value) for value in story.former[place][rule.field]}
+            if sure >= SURE and found != right and any(found.startswith(one) for one in former):
+                stale.append(
+                    f"{edit.__name__}: {found!r} of an old value (p = {p:.2f}), not {right!r} ({sure:.2f}), after {reused} reused tokens"
+                )
+            if near:
+                old = rng.choice([old, new])
+        check(not stale, "; ".join(stale))
+        return ACCEPTED
+
+    def notes(self) -> str:
+        rows = [[int(one) for one in line.split()] for line in self.counts.read_text().splitlines()]
+        judged, reused, differ = (sum(column) for column in zip(*rows, strict=True))
+        return (
+            f"{len(rows):,} prompts, {judged:,} decisions with a prefill's p of {SURE} or more; {reused / len(rows):.0%} "
+            f"of the prompts reused runs, and {differ:,} answers differ from a prefill's"
+        )
