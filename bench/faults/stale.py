@@ -1,8 +1,9 @@
 """Prompts in which values have changed: no answer may come from an old value.
 
-A case is a story: a text with rules and values, which is compiled or was in an earlier prompt, and then prompts in which
-it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses, and with `exact`. Its
-decision is one of an old value if only the first answer is the one that a former value gives.
+A case is a story: a text with rules and values, which is compiled or was in an earlier prompt, and then prompts in
+which it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses, and with
+`exact`. Its decision is one of an old value if only the first answer is the one that a former value gives, and if it
+changes when another value is put in place of the former one, in all that came before the prompt.
 """
 
 from __future__ import annotations
@@ -60,12 +61,22 @@ class Story:
 
     def parts(self, values: list[dict[str, str]]) -> list[tuple[str, str]]:
         """The head and the rules of each draft."""
-        shape = "The {} is {}." if self.sentences else "{}: {}"
-        heads = ["\n".join(shape.format(*pair) for pair in each.items()) for each in values]
+        heads = ["\n".join(self.line(*pair) for pair in each.items()) for each in values]
         return [(f"{d.heading}\n\n{head}", "\n".join(d.lines)) for d, head in zip(self.drafts, heads, strict=True)]
+
+    def line(self, name: str, value: str) -> str:
+        return f"The {name} is {value}." if self.sentences else f"{name}: {value}"
 
     def text(self, values: list[dict[str, str]]) -> str:
         return "\n\n".join(part for both in self.parts(values) for part in both)
+
+
+def other_value(rule: policies.Rule, value: str) -> str:
+    """A value with another outcome, or with none."""
+    if rule.kind == "table":
+        return "violet"
+    low, high = ("2020-01-01", "2039-01-01") if rule.kind == "date" else ("1", "999")
+    return high if rule.outcome(low) == rule.outcome(value) else low
 
 
 def system(text: str, question: str) -> list[Json]:
@@ -194,39 +205,53 @@ class Stale(Kind):
         if self.answers is None:  # in the process that judges: threads do not survive a fork
             path = shipped_model() if self.model == "notes-tiny" else SMOLLM2.find(self.home)
             self.answers = Answers(Paths.under(self.home), path)
-        rng, near = chance(self.seed, number), number % 2
-        story, answers = Story(rng), self.answers
+        rng, near, stale = chance(self.seed, number), number % 2, list[str]()
+        story, answers, how = Story(rng), self.answers, {"reuse": "near" if near else "compiled"}
         old = story.text(story.values)
+        before = [system(old, policies.PLAIN[0].format(topic=story.rules[0][1].topic))]  # prompts; the compiled text
         if near:
-            answers.ask(system(old, policies.PLAIN[0].format(topic=story.rules[0][1].topic)), 1, reuse="near")
+            answers.ask(before[0], 1, **how)
         else:
             answers.compile(old)
-        stale = []
         for _ in range(PROMPTS):
             if rng.random() < 0.7:
                 story.change()
             new, (place, rule) = story.text(story.values), rng.choice(story.rules)
             edit = rng.choice(EDITS)
-            question = world.ask(rng, rule)
-            messages = edit(story, old, new, question)
-            found, p, reused = answers.ask(messages, 3, **({"reuse": "near"} if near else {}))
+            messages = edit(story, old, new, world.ask(rng, rule))
+            found, p, reused = answers.ask(messages, 3, **how)
             right, sure, _ = answers.ask(messages, 3, reuse="exact", cache_salt=f"{number}")
             with self.counts.open("a") as file:
                 file.write(f"{int(sure >= SURE)} {int(reused > 0)} {int(found != right)}\n")
-            former = {rule.outcome(value) for value in story.former[place][rule.field]}
-            if sure >= SURE and found != right and any(found.startswith(one) for one in former):
-                stale.append(
-                    f"{edit.__name__}: {found!r} of an old value (p = {p:.2f}), not {right!r} ({sure:.2f}), after {reused} reused tokens"
-                )
+            for value in story.former[place][rule.field] if sure >= SURE and found != right else ():
+                if found.startswith(rule.outcome(value)):
+                    lines = story.line(rule.field, value), story.line(rule.field, other_value(rule, value))
+                    if self.again(before, messages, lines, near, number) != found:
+                        stale.append(f"{edit.__name__}: {found!r} (p = {p:.2f}), not {right!r} ({sure:.2f})")
             if near:
+                before.append(messages)
                 old = rng.choice([old, new])
         check(not stale, "; ".join(stale))
         return ACCEPTED
+
+    def again(
+        self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], near: int, number: int
+    ) -> str:
+        """Return the answer if one line is replaced by another in all that came before."""
+        assert self.answers is not None
+        changed = [[{**one, "content": one["content"].replace(*lines)} for one in prompt] for prompt in before]
+        if not near:
+            self.answers.compile(changed[0][0]["content"])
+            return self.answers.ask(messages, 3)[0]
+        how = {"reuse": "near", "cache_salt": f"{number} again"}
+        for prompt in changed:
+            self.answers.ask(prompt, 3, **how)
+        return self.answers.ask(messages, 3, **how)[0]
 
     def notes(self) -> str:
         rows = [[int(one) for one in line.split()] for line in self.counts.read_text().splitlines()]
         judged, reused, differ = (sum(column) for column in zip(*rows, strict=True))
         return (
-            f"{len(rows):,} prompts, {judged:,} decisions with a prefill's p of {SURE} or more; {reused / len(rows):.0%} "
-            f"of the prompts reused runs, and {differ:,} answers differ from a prefill's"
+            f"{len(rows):,} prompts, {judged:,} decisions with a prefill's p of {SURE} or more; {reused:,} prompts "
+            f"reused runs, and {differ:,} answers differ from a prefill's"
         )

@@ -140,7 +140,8 @@ def append_text(
     name: str = "",
 ) -> Task[None]:
     """Append a text, as a task of the scheduler. The K/V of its runs is placed, the rest is decoded, and so are the
-    first RUN_SEAM tokens of a run that does not continue the run before. The runs are taken out of the list."""
+    first RUN_SEAM tokens of a run that does not continue the run before, among them the first token of a prompt, an
+    attention sink, whose K/V is of no use elsewhere. The runs are taken out of the list."""
     while len(tokens):
         ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
         sequence.append(tokens[:ahead], kind, name)

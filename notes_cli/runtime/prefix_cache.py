@@ -113,17 +113,19 @@ class PrefixStore:
         return path
 
     def sources(self, salt: str) -> list[Source]:
-        """Return all blocks of a salt as sources of runs (token_runs.py)."""
+        """Return the prompts of a salt as sources of runs (token_runs.py): the blocks up to each one that none
+        follows."""
         if self._identity is None or self._context.identity("") != self._identity:
             return []
-        workspace, found = self._workspace, list[Source]()
-        paths = [(block, NO_TOKENS, NO_TOKENS) for block in self._first.get(salt, [])]
+        found, paths = list[Source](), [[block] for block in self._first.get(salt, [])]
         while paths:
-            block, before, origins = paths.pop()
-            segment = replace(block.segment, identity=workspace.identity)
-            seen, origins = np.concatenate([before, segment.tokens]), np.concatenate([origins, block.origins])
-            paths += [(child, seen, origins) for child in block.children]
-            found.append(Source.of_prompt(workspace, seen, origins, segment, len(before)))
+            path = paths.pop()
+            paths += [[*path, child] for child in path[-1].children]
+            if not path[-1].children:
+                segments = [replace(block.segment, identity=self._workspace.identity) for block in path]
+                tokens = np.concatenate([segment.tokens for segment in segments])
+                origins = np.concatenate([block.origins for block in path])
+                found.append(Source.of_prompt(self._workspace, tokens, origins, segments))
         return found
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
@@ -517,8 +519,8 @@ class PrefixCache:
             sources += live.values()
             if self.store and layout.reuse == "near":
                 sources += self.store.sources(salt)
-            spans = [(max(first, begin), last) for first, last in layout.texts]
-            origins, runs = find_runs(workspace, sources, layout.tokens, origins, spans, dry=dry)
+            near, runs = find_runs(workspace, sources, layout.tokens, layout.texts, begin, dry=dry)
+            origins = np.where(near < 0, near, origins)
             for one, source in live.items():
                 one.used = next(self._clock) if source.used else one.used
         return replace(layout, origins=origins), runs

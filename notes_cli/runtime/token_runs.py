@@ -1,35 +1,33 @@
 """Finds runs of a prompt's tokens that are also in compiled texts or cached prompts, to reuse their K/V.
 
 That K/V was computed after another left context, so it only approximates that of a prefill. It may also hold a
-conclusion from what it was computed after. So a run is placed only where all of that precedes it in the prompt,
-unchanged and with nothing in between (`Source.permitted`): a text's K/V is reused from its beginning up to the first
-difference. A compiled text, or a block of one, was computed by itself; K/V of a prompt has seen the whole prompt.
+conclusion from the tokens that it was computed after. So a text's K/V is reused from the beginning of the text up to
+the first token that differs, and not behind it. A compiled text, or a block of one, was computed by itself, after the
+template's opening. K/V of a prompt was computed after the whole prompt, which is one text after that opening.
 
-A run is found by hashes of windows: a source has one for each WINDOW tokens, and the prompt one from each token on.
-Hits are compared token by token, and extended in both directions.
+The beginning of a text is found by the hash of a window of tokens, which is compared with those from each token of the
+prompt on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.segment import LayerRows, Segment, Stored, Tokens
+from notes_cli.engine.segment import LayerRows, Segment, Stored, Tokens, concatenate_rows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.workspace import Workspace
 
-WINDOW = 32
-SHORTEST = 2 * WINDOW  # fewest tokens of a run: it then contains a whole window of its source, wherever it begins
-CANDIDATES = 8  # places with the same window that are compared
-NEARBY = 16  # tokens before a run that are compared first, as most differences are there
+SKIPPED = 2  # tokens at the beginning of a text, which may depend on what is before it: they are compared as bytes
+WINDOW = 32  # tokens after them by which the text is found
+SHORTEST = 48  # fewest tokens of a run
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token
@@ -45,58 +43,88 @@ class TokenRun:
     start: int
 
     def __len__(self) -> int:
-        return self.last - self.first
+        return max(0, self.last - self.first)
+
+    def after(self, token: int) -> TokenRun:
+        """Return the part from a token of the prompt on."""
+        skipped = max(0, token - self.first)
+        return replace(self, first=self.first + skipped, start=self.start + skipped)
+
+    def before(self, token: int) -> TokenRun:
+        """Return the part before a token of the prompt."""
+        return replace(self, last=min(self.last, token))
 
 
-class TokenIndex:
-    """The windows of several sources' tokens by their hashes. Earlier sources are preferred."""
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Tokens with the places where texts begin that were computed by themselves."""
 
-    def __init__(self, sources: Sequence[Tokens]) -> None:
-        self._sources = sources
-        windows = [tokens[: len(tokens) // WINDOW * WINDOW].reshape(-1, WINDOW) for tokens in sources]
-        hashes = np.concatenate([np.zeros(0, np.uint64), *map(_hashes, windows)])
-        order = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[order]
-        self._numbers = np.repeat(np.arange(len(sources)), [len(each) for each in windows])[order]
-        starts = [np.zeros(0, int), *(np.arange(len(each)) * WINDOW for each in windows)]
-        self._starts = np.concatenate(starts)[order]
+    tokens: Tokens
+    begins: Sequence[int] = (0,)
 
-    def runs(
-        self,
-        tokens: Tokens,
-        spans: Sequence[tuple[int, int]],
-        permitted: Callable[[TokenRun], TokenRun] = lambda run: run,
-    ) -> list[TokenRun]:
-        """Return ascending runs of at least SHORTEST tokens within the `spans` [first, last) of the tokens: from left
-        to right, the longest at each place. `permitted` returns the part of a run that may be placed."""
+
+class TextIndex:
+    """The beginnings of texts in several sources by their hashes. Earlier sources are preferred."""
+
+    def __init__(self, model: Model, sources: Sequence[Texts]) -> None:
+        self._model, self._sources = model, sources
+        self._begins: dict[int, list[tuple[int, int]]] = {}  # by hash: source and place
+        for number, source in enumerate(sources):
+            for begin in source.begins:
+                window = source.tokens[begin + SKIPPED : begin + SKIPPED + WINDOW]
+                if len(window) == WINDOW:
+                    self._begins.setdefault(int(_hashes(window[None])[0]), []).append((number, begin))
+        self._hashes = np.array(sorted(self._begins), np.uint64)
+
+    def runs(self, tokens: Tokens, spans: Sequence[tuple[int, int]], begin: int = 0) -> list[TokenRun]:
+        """Return ascending runs of at least SHORTEST tokens within the `spans` [first, last) of the tokens, from token
+        `begin` on; of runs that overlap, the longest as a whole. A run may go on in the next span."""
         runs: list[TokenRun] = []
         for first, last in spans:
-            if last - first < SHORTEST or not len(self._hashes):
+            if runs and runs[-1].last == first:
+                source, start = runs[-1].source, runs[-1].start + len(runs[-1])
+                count = common_prefix(tokens[first:last], self._sources[source].tokens[start:])
+                runs += [TokenRun(first, first + count, source, start)] if count else []
+            if last - first < SKIPPED + WINDOW or not len(self._hashes):
                 continue
             hashes = _hashes(sliding_window_view(tokens[first:last], WINDOW))
-            begins = np.searchsorted(self._hashes, hashes)
-            ends = np.searchsorted(self._hashes, hashes, "right")
-            hits = np.flatnonzero(ends > begins)
-            number, free = 0, first
-            while number < len(hits):
-                hit = hits[number]
-                places = range(begins[hit], min(ends[hit], begins[hit] + CANDIDATES))
-                found = [self._extend(tokens, (free, last), first + int(hit), place) for place in places]
-                run = max(map(permitted, found), key=len)  # the first of equal ones
-                if len(run) >= SHORTEST:
-                    runs.append(run)
-                    free = run.last
-                    number = max(number + 1, int(np.searchsorted(hits, free - first)))
-                else:
-                    number += 1
+            free = max(first, runs[-1].last if runs else 0)
+            found = list[TokenRun]()
+            for hit in np.flatnonzero(np.isin(hashes, self._hashes)):
+                places = self._begins[int(hashes[hit])]
+                alike = [self._run(tokens, (free, last), first + int(hit), *place) for place in places]
+                found.append(max(alike, key=len))  # the first of equal ones
+            chosen = list[TokenRun]()
+            for run in sorted(found, key=len, reverse=True):
+                run = run.after(begin)
+                for other in chosen:
+                    run = run.after(other.last) if other.first <= run.first else run.before(other.first)
+                chosen += [run] if len(run) >= SHORTEST else []
+            runs += sorted(chosen, key=lambda run: run.first)
         return runs
 
-    def _extend(self, tokens: Tokens, span: tuple[int, int], at: int, place: int) -> TokenRun:
-        """Return the run around tokens[at], where the window of this place is, within a span of the tokens."""
-        source, start = int(self._numbers[place]), int(self._starts[place])
-        ids = self._sources[source]
-        before = common_prefix(tokens[span[0] : at][::-1], ids[:start][::-1])
-        return TokenRun(at - before, at + common_prefix(tokens[at : span[1]], ids[start:]), source, start - before)
+    def _run(self, tokens: Tokens, span: tuple[int, int], at: int, source: int, begin: int) -> TokenRun:
+        """Return the run of a text that has tokens[at] after those skipped, within a span of the tokens; an empty one
+        if it has another beginning, or that of a longer word."""
+        ids, nothing = self._sources[source].tokens, TokenRun(at, at, source, begin)
+        if at < span[0]:
+            return nothing
+        before = common_prefix(tokens[span[0] : at][::-1], ids[begin : begin + SKIPPED][::-1])
+        first, start = at - before, begin + SKIPPED - before
+        ours = self._bytes(ids[begin:start]).lstrip()
+        theirs = self._bytes(tokens[max(0, first - 2 * SKIPPED) : first])
+        beginning = ours or self._bytes(ids[start : start + 1])
+        if not theirs.endswith(ours) or _within_word(theirs[: len(theirs) - len(ours)], beginning):
+            return nothing
+        return TokenRun(first, at + common_prefix(tokens[at : span[1]], ids[begin + SKIPPED :]), source, start)
+
+    def _bytes(self, tokens: Tokens) -> bytes:
+        return b"".join(self._model.token_bytes(int(token), special=True) for token in tokens if token != _UNUSABLE)
+
+
+def _within_word(before: bytes, text: bytes) -> bool:
+    """Return True if a text continues a word or a number."""
+    return all(end.isalnum() or end > b"\x7f" for end in (before[-1:], text[:1]))
 
 
 def _hashes(windows: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -117,104 +145,66 @@ def common_prefix(one: Tokens, two: Tokens) -> int:
 
 @dataclass(eq=False)
 class Source:
-    """Tokens whose K/V may be moved into another prompt, and the origins of the moved K/V (prefix_cache.py).
+    """Texts whose K/V may be moved into another prompt, and the origins of the moved K/V (prefix_cache.py). `holder`: a
+    sequence, or segments one after the other."""
 
-    `seen`: the tokens that the K/V of the last one was computed after, and itself, with their origins; those of the
-    source are from `offset` on. `begins`: where in `seen` each text begins that was computed by itself."""
-
-    tokens: Tokens
+    texts: Texts
     origins: Tokens
-    holder: Segment | KVSequence
-    seen: Tokens
-    seen_origins: Tokens
-    begins: tuple[int, ...] = (0,)
-    offset: int = 0
+    holder: Sequence[Segment] | KVSequence
     used: bool = False
+    _read: dict[int, Sequence[LayerRows]] = field(default_factory=dict)
 
     @classmethod
     def of_compiled(cls, segment: Segment) -> Source:
-        """Make a source of a compiled text, without the first token of a prompt, as in `of_prompt`."""
-        tokens, decoded = segment.tokens.copy(), np.zeros(len(segment), np.int32)
-        if segment.base == 0:
-            tokens[:1] = _UNUSABLE
-        begins = segment.blocks or (0,)
-        return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment, segment.tokens, decoded, begins)
+        """Make a source of a compiled text."""
+        texts = Texts(segment.tokens, segment.blocks or (0,))
+        return cls(texts, np.full(len(segment), COMPILED_RUN, np.int32), [segment])
 
     @classmethod
     def of_prompt(
-        cls, workspace: Workspace, seen: Tokens, origins: Tokens, holder: Segment | KVSequence, offset: int = 0
+        cls, workspace: Workspace, tokens: Tokens, origins: Tokens, holder: Sequence[Segment] | KVSequence
     ) -> Source:
-        """Make a source of a cached prompt `seen` with these origins, or of a block of it from `offset` on. Left out
-        are skills, which may be edited in place, K/V that was moved too often for a cache of this type, and the first
-        token: an attention sink, whose K/V is of no use elsewhere. Its text begins after the template's opening."""
+        """Make a source of a cached prompt with these origins. Its text begins after the template's opening, and has no
+        skills, which may be edited in place, and no K/V that was moved too often for a cache of this type."""
         moves = MOVES if workspace.context.options.type_k in UNROUNDED else 1
-        unusable = (origins > 0) | (origins <= -moves)
-        unusable[:1] = True
-        tokens = np.where(unusable, _UNUSABLE, seen).astype(np.int32)[offset:]
-        moved = np.minimum(origins[offset:], COMPILED_RUN) - 1
-        begins = (common_prefix(seen, workspace.left_context),)
-        return cls(tokens, moved, holder, seen, np.maximum(origins, 0), begins, offset)
+        usable = np.where((origins > 0) | (origins <= -moves), _UNUSABLE, tokens).astype(np.int32)
+        begin = common_prefix(tokens, workspace.left_context)
+        return cls(Texts(usable, (begin,)), np.minimum(origins, COMPILED_RUN) - 1, holder)
 
-    def permitted(self, model: Model, tokens: Tokens, origins: Tokens, run: TokenRun) -> TokenRun:
-        """Return the part of a run whose K/V has seen nothing else than what precedes it in the prompt, from the
-        beginning of its text on; empty if there is none. Trailing blanks and empty lines may differ. `origins`: of the
-        prompt's tokens; skills and images are the same only with the same origin."""
-        start, last = run.start + self.offset, run.start + self.offset + len(run)
-        begin = max((begin for begin in self.begins if begin <= start), default=None)
-        if begin is None or not self._precedes(model, tokens, origins, run.first, begin, start):
-            begin = min((begin for begin in self.begins if start < begin < last), default=last)
-            run = replace(run, first=run.first + begin - start, start=run.start + begin - start)
-        return run
+    def rows(self, first: int, last: int) -> Sequence[LayerRows]:
+        """Return the K/V of tokens [first, last). That of a file is read once, and not kept with the segment. Raises
+        NotesError for a damaged file."""
+        assert not isinstance(self.holder, KVSequence)
+        parts, place = list[Sequence[LayerRows]](), 0
+        for number, segment in enumerate(self.holder):
+            if place < last and first < place + len(segment):
+                if number not in self._read:
+                    layers = segment.layers
+                    in_file = isinstance(layers, Stored) and layers.file is not None
+                    self._read[number] = layers.read(layers.file) if in_file else layers  # type: ignore[attr-defined]
+                cut = slice(max(0, first - place), last - place)
+                parts.append([rows.cut(cut) for rows in self._read[number]])
+            place += len(segment)
+        return parts[0] if len(parts) == 1 else concatenate_rows(parts)
 
-    def _precedes(self, model: Model, tokens: Tokens, origins: Tokens, first: int, begin: int, start: int) -> bool:
-        """Return True if what the source has in [begin, start) is right before token `first` of a prompt."""
-
-        def ours(first: int, last: int) -> bytes:
-            return _text(model, self.seen[first:last], self.seen_origins[first:last])
-
-        def theirs(first: int, last: int) -> bytes:
-            return _text(model, tokens[max(0, first) : last], origins[max(0, first) : last])
-
-        at = first - (start - begin)
-        if (
-            at >= 0
-            and np.array_equal(tokens[at:first], self.seen[begin:start])
-            and np.array_equal(np.maximum(origins[at:first], 0), self.seen_origins[begin:start])
-        ):
-            return not _within_word(theirs(at - 1, at), ours(begin, start + 1))
-        for near in (max(begin, start - NEARBY), begin):
-            before, text = theirs(first - 2 * (start - near) - NEARBY, first), _lines(ours(near, start)).lstrip()
-            if text:
-                if not (before := _lines(before)).endswith(text):
-                    return False
-                before = before.removesuffix(text)
-        return not _within_word(before, ours(begin, start + 1).lstrip())
-
-    @cached_property
-    def layers(self) -> Sequence[LayerRows]:
-        """The K/V of all tokens; that of a file is read once, and not kept with the segment."""
-        assert isinstance(self.holder, Segment)
-        layers = self.holder.layers
-        return layers.read(layers.file) if isinstance(layers, Stored) and layers.file is not None else layers
-
-    def read(self, workspace: Workspace, first: int, last: int) -> Source:
-        """Read the K/V of tokens [first, last) of a sequence into memory. Raises NotesError where that fails."""
+    def read(self, workspace: Workspace, last: int) -> tuple[Source, int]:
+        """Read the K/V of a prompt's text up to token `last` of its sequence into memory. Returns it as a source, and
+        the number of tokens before the text. Raises NotesError where that fails."""
         assert isinstance(self.holder, KVSequence)
         self.used = True
+        first = min(self.texts.begins)
         rows, _ = self.holder.read(first, last, workspace.context.lossless_type)
-        tokens, base = self.tokens[first:last], self.base(first)
-        nothing = np.zeros(0, np.int32)
-        segment = Segment("", "", "", tokens, base, nothing, (), workspace.identity, rows)
-        seen = self.seen[:last], self.seen_origins[:last]
-        return Source(tokens, self.origins[first:last], segment, *seen, self.begins, offset=first)
+        tokens, nothing = self.texts.tokens[first:last], np.zeros(0, np.int32)
+        segment = Segment("", "", "", tokens, self.base(first), nothing, (), workspace.identity, rows)
+        return Source(Texts(tokens), self.origins[first:last], [segment]), first
 
     @property
     def name(self) -> str:
-        return self.holder.name if isinstance(self.holder, Segment) else ""
+        return "" if isinstance(self.holder, KVSequence) else self.holder[0].name
 
     def base(self, start: int) -> int:
         """Return the position that the keys of a token are rotated to."""
-        return self.holder.base + start if isinstance(self.holder, Segment) else self.holder.position(start)
+        return self.holder.position(start) if isinstance(self.holder, KVSequence) else self.holder[0].base + start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,63 +214,49 @@ class PlacedRun:
     run: TokenRun
     source: Source
 
-    def rows(self, first: int) -> list[LayerRows]:
+    def rows(self, first: int) -> Sequence[LayerRows]:
         """Return the K/V of the run from its token `first` on."""
-        return [rows.cut(slice(self.run.start + first, self.run.start + len(self.run))) for rows in self.source.layers]
+        return self.source.rows(self.run.start + first, self.run.start + len(self.run))
 
     def refusal(self, workspace: Workspace, position: int) -> str | None:
         """Return why its K/V cannot be placed at this position, if so. The context may have been made anew since it was
         found, and then rotate keys otherwise."""
-        if isinstance(self.source.holder, Segment):
+        if not isinstance(self.source.holder, KVSequence):
             try:
-                workspace.check(self.source.holder)
+                for segment in self.source.holder:
+                    workspace.check(segment)
             except NotesError as error:
                 return error.what
         return workspace.context.can_move(self.source.base(self.run.start), position, len(self.run))
-
-
-def _text(model: Model, tokens: Tokens, origins: Tokens) -> bytes:
-    """Return the text of tokens, with the numbers of the origins of skills and images."""
-    texts = {token: model.token_bytes(token, special=True) for token in set(tokens.tolist())}
-    marked = (b"\0%d\0" % origin if origin > 0 else b"" for origin in origins.tolist())
-    return b"".join(mark + texts[token] for mark, token in zip(marked, tokens.tolist(), strict=True))
-
-
-def _lines(text: bytes) -> bytes:
-    """Return the lines of a text, without trailing blanks and empty lines."""
-    return b"\n".join(line for line in map(bytes.rstrip, text.split(b"\n")) if line)
-
-
-def _within_word(before: bytes, text: bytes) -> bool:
-    """Return True if a text continues a word or a number."""
-    ends = before[-1:], text[:1]
-    return all(end.isalnum() or end > b"\x7f" for end in ends)
 
 
 def find_runs(
     workspace: Workspace,
     sources: Sequence[Source],
     tokens: Tokens,
-    origins: Tokens,
     spans: Sequence[tuple[int, int]],
+    begin: int,
     *,
     dry: bool,
 ) -> tuple[Tokens, list[PlacedRun]]:
-    """Return the origins that the K/V of the tokens will have, those given outside of the runs, and the runs within
-    `spans`, ascending. The K/V of those in a sequence is read, because it may be evicted before it is placed; `dry`: it
-    is not."""
-    placed, found = list[PlacedRun](), origins.copy()
-
-    def permitted(run: TokenRun) -> TokenRun:
-        return sources[run.source].permitted(workspace.model, tokens, origins, run)
-
-    for run in TokenIndex([source.tokens for source in sources]).runs(tokens, spans, permitted):
-        source, start = sources[run.source], run.start
-        if isinstance(source.holder, KVSequence) and not dry:
+    """Return the origins that the K/V of the tokens will have, 0 outside of the runs, and the runs within `spans` from
+    token `begin` on, ascending. The K/V of those in a sequence is read, because it may be evicted before it is placed;
+    `dry`: it is not."""
+    origins, placed = np.zeros(len(tokens), np.int32), []
+    runs = TextIndex(workspace.model, [source.texts for source in sources]).runs(tokens, spans, begin)
+    ready: dict[int, tuple[Source, int]] = {}  # with the tokens left out at the beginning
+    for number in dict.fromkeys(run.source for run in runs):
+        ready[number] = sources[number], 0
+        if isinstance(sources[number].holder, KVSequence) and not dry:
+            last = max(run.start + len(run) for run in runs if run.source == number)
             try:
-                source, start = source.read(workspace, start, start + len(run)), 0
-            except (NotesError, MemoryError):  # it is decoded
-                continue
-        found[run.first : run.last] = source.origins[start : start + len(run)]
-        placed.append(PlacedRun(replace(run, start=start), source))
-    return found, placed
+                ready[number] = sources[number].read(workspace, last)
+            except (NotesError, MemoryError):  # its runs are decoded
+                del ready[number]
+    for run in runs:
+        if run.source in ready:
+            source, skipped = ready[run.source]
+            start = run.start - skipped
+            origins[run.first : run.last] = source.origins[start : start + len(run)]
+            placed.append(PlacedRun(replace(run, start=start), source))
+    return origins, placed

@@ -37,7 +37,7 @@ from notes_cli.library.store import modified_ns
 from notes_cli.runtime.compile import compile_skill, plan
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.token_runs import TokenIndex
+from notes_cli.runtime.token_runs import TextIndex, Texts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
@@ -68,7 +68,7 @@ class SegmentCache:
         self._in_use: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()
         self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
         self._paths: list[Path] = []  # of skills for this model
-        self._index: tuple[list[SegmentInfo], TokenIndex] = [], TokenIndex(())  # of the skills whose K/V can be moved
+        self._index: tuple[list[SegmentInfo], TextIndex | None] = [], None  # of the skills whose K/V can be moved
         self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
         self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
 
@@ -124,9 +124,10 @@ class SegmentCache:
         tokens that are compared."""
         infos = [info for info in self.known() if not (info.prefix_only or info.media)]
         with self._lock:
-            if len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):
-                self._index = infos, TokenIndex([info.tokens for info in infos])
             index = self._index[1]
+            if index is None or len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):
+                index = TextIndex(self._workspace.model, [Texts(info.tokens, info.blocks or (0,)) for info in infos])
+                self._index = infos, index
         found = {run.source: infos[run.source] for run in index.runs(tokens, texts)}
         return tuple(segment for info in found.values() if (segment := self.open(info)) is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from notes_cli.runtime.compile import MOVES, compile_skill
 from notes_cli.runtime.prefix_cache import BLOCK, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
 from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.resolve import RUN_SEAM
-from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex, TokenRun
+from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TextIndex, Texts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 
@@ -384,7 +384,7 @@ CHANGED = {  # and the number of paragraphs before the first difference
     "a line in between": (LINE + BASE.replace("\n\nParagraph 4", "\n\nNothing of this holds.\n\nParagraph 4"), 3),
     "another order": (LINE + "\n\n".join(reversed(PARAGRAPHS)), 1),
     "an edited copy below": (f"{LINE}{PARAGRAPHS[0]}\n\nNow:\n\n{BASE.replace('chair', 'stool')}", 1),
-    "other empty lines": (LINE + BASE.replace("\n\n", "  \r\n\r\n", 1), 5),
+    "other empty lines": (LINE + BASE.replace("\n\n", "  \r\n\r\n", 1), 1),
     "a longer word at its beginning": (f"{LINE}Sub{BASE}", 0),
 }
 
@@ -392,44 +392,56 @@ CHANGED = {  # and the number of paragraphs before the first difference
 # Finding runs.
 
 
-def random_tokens(seed: int, count: int, vocabulary: int = 1000) -> Tokens:
+def random_tokens(seed: int, count: int, vocabulary: int = 250) -> Tokens:
     return np.random.default_rng(seed).integers(0, vocabulary, count).astype(np.int32)
 
 
-def test_runs_cover_what_is_known() -> None:
-    """Each is in its source, they ascend within their spans, and no part that is long enough is left out."""
-    random = np.random.default_rng(3)
-    sources = [random_tokens(4, 500), random_tokens(5, 300), np.zeros(200, np.int32), random_tokens(6, 10)]
-    known = {source[at : at + SHORTEST].tobytes() for source in sources for at in range(len(source) - SHORTEST + 1)}
-    covered = 0
-    for _ in range(20):
-        parts = []
+def test_runs_are_the_beginnings_of_texts(make_workspace: MakeWorkspace) -> None:
+    """Each begins where a text does, ascends within its span, and ends where the text, the span or equality does."""
+    model, random = make_workspace().model, np.random.default_rng(3)
+    sources = [
+        Texts(random_tokens(4, 500), (0, 100, 300)),
+        Texts(random_tokens(5, 300), (7,)),
+        Texts(random_tokens(6, 10)),
+    ]
+    texts = [(source, begin) for source in sources[:2] for begin in source.begins]
+    placed = 0
+    for _ in range(30):
+        parts, wanted = list[Tokens](), list[tuple[int, int]]()
         while sum(map(len, parts)) < 1000:
-            source = sources[random.integers(0, 3)]
-            first = random.integers(0, len(source))
-            parts += [source[first : first + random.integers(1, 200)], random_tokens(int(first), random.integers(0, 3))]
-        tokens, spans = np.concatenate(parts), [(0, 300), (310, 900)]
-        runs = TokenIndex(sources).runs(tokens, spans)
-        for one in runs:
-            assert len(one) >= SHORTEST and any(first <= one.first < one.last <= last for first, last in spans)
-            there = sources[one.source][one.start : one.start + len(one)]
-            np.testing.assert_array_equal(tokens[one.first : one.last], there)
-        bounds = [0, *(bound for one in runs for bound in (one.first, one.last)), 900]
-        assert bounds == sorted(bounds)
-        for first, last in zip(bounds[::2], bounds[1::2], strict=True):
-            for at in range(first, last - SHORTEST + 1):
-                inside = any(first <= at and at + SHORTEST <= last for first, last in spans)
-                assert not inside or tokens[at : at + SHORTEST].tobytes() not in known
-        covered += sum(map(len, runs))
-    assert covered > 4_000
+            source, begin = texts[random.integers(0, len(texts))]
+            parts.append(np.array([32, *random_tokens(int(random.integers(9**9)), 20), 32], np.int32))  # between blanks
+            first, text = sum(map(len, parts)), source.tokens[begin + random.integers(0, 2) * random.integers(0, 9) :]
+            skipped, text = len(source.tokens[begin:]) - len(text), text[: random.integers(1, 250)]
+            wanted += [(first, first + len(text))] if len(text) >= SHORTEST and not skipped else []
+            parts.append(text)
+        tokens, spans = np.concatenate(parts), [(0, 300), (300, 900)]
+        runs = TextIndex(model, sources).runs(tokens, spans)
+        inside = [
+            (first, last)
+            for first, last in wanted
+            if any(a <= first and first + SHORTEST <= b and last <= b for a, b in spans)
+        ]
+        assert {*inside} <= {(one.first, one.last) for one in runs}
+        for one, after in pairwise([*runs, None]):
+            np.testing.assert_array_equal(
+                tokens[one.first : one.last], sources[one.source].tokens[one.start : one.start + len(one)]
+            )
+            assert one.start in sources[one.source].begins or one.first == 300
+            assert after is None or one.last <= after.first
+        placed += len(runs)
+        cut = TextIndex(model, sources).runs(tokens, spans, 450)
+        assert all(one.first >= 450 for one in cut) and {one for one in runs if one.first >= 450} <= {*cut}
+    assert placed > 60
 
 
-def test_the_longest_and_the_first_source_is_taken() -> None:
+def test_the_longest_and_the_first_source_is_taken(make_workspace: MakeWorkspace) -> None:
     """Of several that have a run, the one that has more of it; of equal ones the first."""
-    tokens = random_tokens(7, 300)
-    index = TokenIndex([tokens[50:150], tokens[50:250], tokens[50:250]])
+    tokens, model = random_tokens(7, 300), make_workspace().model
+    tokens[49] = 32
+    index = TextIndex(model, [Texts(tokens[50:150]), Texts(tokens[50:250]), Texts(tokens[50:250])])
     assert [(one.source, one.first, one.last) for one in index.runs(tokens, [(0, 300)])] == [(1, 50, 250)]
-    assert TokenIndex([]).runs(tokens, [(0, 300)]) == []
+    assert TextIndex(model, []).runs(tokens, [(0, 300)]) == []
 
 
 # Placing them.
@@ -503,7 +515,7 @@ def test_a_text_is_reused_up_to_the_first_difference(prompts: Prompts, change: s
     paragraph, reused = len(BASE) // 5, sequence.count("seam") + sum(piece.tokens for piece in near)  # tokens are bytes
     assert same * (paragraph - 4) <= reused <= same * (paragraph + 90)
     seams = [piece.tokens for piece in sequence.pieces if piece.how == "seam"]
-    assert seams == [RUN_SEAM] * len(near)
+    assert seams == [RUN_SEAM] * bool(near), "what goes on in the next chunk needs none"
     assert [piece.position for piece in sequence.pieces] == [
         0,
         *list(accumulate(piece.tokens for piece in sequence.pieces))[:-1],
@@ -548,18 +560,6 @@ def test_blocks_are_texts_of_their_own(prompts: Prompts) -> None:
     reused = {token for one in runs for token in range(one.run.start, one.run.start + len(one.run))}
     lost = [[*map(reused.isdisjoint, ([first], [last - 1]))] for first, last in segment.spans]
     assert lost == [[False, False], [False, True], [False, False], [False, False], [False, True]]
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_images_and_skills_before_a_run_are_compared(prompts: Prompts, same: bool) -> None:
-    """Their tokens do not identify them: a run of a prompt follows the same one, edited in the same way, or none."""
-    tokens = random_tokens(8, 200, 90)
-    origins = np.zeros(200, np.int32)
-    origins[40:60] = 3
-    source = Source.of_prompt(prompts.workspace, tokens, origins, prompts.prefixes.entries[0].sequence)
-    theirs = np.where(origins, 3 if same else 4, 0)
-    found = source.permitted(prompts.workspace.model, tokens, theirs, TokenRun(60, 200, 0, 60))
-    assert len(found) == (140 if same else 0)
 
 
 @pytest.mark.parametrize("change", ["a line above", "a paragraph removed"])
