@@ -277,15 +277,18 @@ def _join(known: Sources, words: list[str], name: str | None) -> Source:
 
 
 def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
-    """Return the compile options of a skill: those given, else those of its segment in the library, else defaults."""
+    """Return the compile options of a skill: those given, else those of its segment in the library, else defaults:
+    a block, or one for each tool."""
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import shape
+    from notes_cli.text.tools import ToolSet
 
+    tools = isinstance(source.skill, ToolSet)
     if source.latest is None:
-        return replace(options, blocks=options.blocks or 1, kv=options.kv or "f16")
+        return replace(options, blocks=options.blocks or (None if tools else 1), kv=options.kv or "f16")
     workspace = model.workspace
     previous = shape(source, known.library, workspace.identity, Profiles(workspace.paths.profiles))
-    blocks, kv = options.blocks or previous.blocks, options.kv or previous.kv
+    blocks, kv = options.blocks or (None if tools else previous.blocks), options.kv or previous.kv
     return replace(previous, blocks=blocks, influence=previous.influence or options.influence, kv=kv)
 
 

@@ -34,7 +34,7 @@ from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.fields import Blocks, block_starts, references
+from notes_cli.text.fields import Blocks, block_starts, block_starts_at, references
 from notes_cli.text.keys import listed
 from notes_cli.text.names import BETWEEN, files_of, spelt
 from notes_cli.text.skill import Skill, with_images
@@ -356,7 +356,12 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
     if segment.prefix_only and segment.axes is not None:
         why = workspace.context.supports("splice")
         raise UnsupportedError(f"{subject}, whose rows cannot be put back on this model: {why}")
-    return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
+    if blocks is None and skill.cuts:
+        with suppress(SkillError, UnsupportedError):  # then it is compiled as a whole
+            return _in_blocks(workspace, segment, lambda pieces: block_starts_at(skill.text, pieces, skill.cuts))
+    if blocks in (None, 1):
+        return segment
+    return _in_blocks(workspace, segment, lambda pieces: block_starts(skill.text, pieces, blocks))
 
 
 def _fields_between_images(workspace: Workspace, skill: Skill) -> tuple[FieldSpan, ...]:
@@ -374,15 +379,14 @@ def _fields_between_images(workspace: Workspace, skill: Skill) -> tuple[FieldSpa
     return tuple(spans)
 
 
-def _cut(workspace: Workspace, segment: Segment, blocks: Blocks) -> Segment:
-    """Divide the plan into blocks. Raises UnsupportedError where K/V cannot be moved, SkillError without a place to
-    cut."""
-    pieces = [workspace.model.token_bytes(int(token)) for token in segment.tokens]
+def _in_blocks(workspace: Workspace, segment: Segment, starts: Callable[[list[bytes]], tuple[int, ...]]) -> Segment:
+    """Divide the plan into blocks, whose first tokens `starts` computes from the bytes of all tokens. Raises
+    UnsupportedError where K/V cannot be moved, SkillError without a place to cut."""
+    pieces = [workspace.model.token_bytes(int(token), special=segment.tools) for token in segment.tokens]
     try:
-        starts = block_starts(segment.text, pieces, blocks)
+        segment = replace(segment, blocks=starts(pieces))
     except SkillError as error:
         raise SkillError(f"{segment.name}: {error.what}", error.remedy) from None
-    segment = replace(segment, blocks=starts)
     for first, last in segment.spans:
         reason = workspace.context.can_move(segment.base, segment.base + first, last - first)
         if reason:

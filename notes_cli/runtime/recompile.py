@@ -141,7 +141,7 @@ def _compile_to(
         return _up_to_date(path)
     known = None if force else _existing(path)
     kv = kv or ("f16" if skill.pictures else _stored_type(path))
-    if blocks is None and known:
+    if blocks is None and known and not (skill.cuts and known.blocks):
         blocks = max(1, len(known.blocks))
     if begins and (part := _checkpoint(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)

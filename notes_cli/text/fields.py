@@ -405,15 +405,21 @@ def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tup
     if blocks == 1:
         return ()
     if blocks == "headings":
-        places = _tokens_at(text, token_bytes, _division_places(text, "headings"))
-        if not places:
+        starts = block_starts_at(text, token_bytes, _division_places(text, "headings"))
+        if not starts:
             raise SkillError("there are no headings to cut it at", "Give a number of blocks instead")
-        return (0, *places)
+        return starts
     for kind in ("paragraphs", "lines"):
         places = _tokens_at(text, token_bytes, _division_places(text, kind))
         if len(places) >= blocks - 1:
             break
     return (0, *_choose_evenly(places, len(token_bytes), blocks)) if places else ()
+
+
+def block_starts_at(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> tuple[int, ...]:
+    """As `block_starts`, for blocks that begin at these characters, unless one is inside a token."""
+    starts = _tokens_at(text, token_bytes, places)
+    return (0, *starts) if starts else ()
 
 
 def references(texts: Sequence[str], blocks_of: Mapping[str, set[int]]) -> list[str]:

@@ -53,6 +53,8 @@ class Skill:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     # A template's block of tools as (text, True if control tokens are parsed in it), as in prompt.Run.
     runs: tuple[tuple[str, bool], ...] = ()
+    # Characters of the text before which it is cut into blocks by default: before each tool, and after the last.
+    cuts: tuple[int, ...] = field(default=(), compare=False)
     # stamp_of the file when it was read; empty: unknown.
     stamp: tuple[int, ...] = field(default=(), compare=False)
     # Images that the text refers to, not loaded (`with_images`).

@@ -543,20 +543,41 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
 
 
 def tools_skill(template: ChatTemplate, tool_set: ToolSet) -> Skill:
-    """Return a template's block for these tools as a skill. Raises ModelError if the template shows them in no single
-    place."""
-    messages = [{"role": role, "content": marker(number)} for number, role in enumerate(("system", "user"))]
-    marks = [marker(0), marker(1)]
-    with_tools = template.with_tools(tool_set.tools)
-    plain = template.cut(messages, marks)
-    rendered = with_tools.cut_text(with_tools.render_marked(lambda _: messages), marks)
-    runs = split_marked(max((_added(*both) for both in zip(plain, rendered, strict=True)), key=len)) or []
+    """Return a template's block for these tools as a skill, which is cut into a block for each tool. Raises ModelError
+    if the template shows them in no single place."""
+    tools = tool_set.tools
+    runs = _tool_runs(template, tools)
     text = "".join(part for part, _ in runs)
-    tool_names = [tool["function"]["name"] for tool in tool_set.tools]
+    tool_names = [tool["function"]["name"] for tool in tools]
     if has_mark_remains(text) or not all(name in text for name in tool_names):
         raise ModelError(f"{template.name} does not tell the model of tools in one place, so they cannot be compiled")
     description = f"Tools: {', '.join(tool_names)}"
-    return Skill(tool_set.name, description, text, (), tool_set.source, runs=tuple(runs), stamp=tool_set.stamp)
+    cuts = _cuts(text, lambda some: "".join(part for part, _ in _tool_runs(template, some)), tools)
+    return Skill(
+        *(tool_set.name, description, text, (), tool_set.source), runs=tuple(runs), cuts=cuts, stamp=tool_set.stamp
+    )
+
+
+def _tool_runs(template: ChatTemplate, tools: Tools) -> Sequence[tuple[str, bool]]:
+    """Return the part of a prompt that is there only with these tools."""
+    messages = [{"role": role, "content": marker(number)} for number, role in enumerate(("system", "user"))]
+    marks = [marker(0), marker(1)]
+    with_tools = template.with_tools(tools)
+    plain = template.cut(messages, marks)
+    rendered = with_tools.cut_text(with_tools.render_marked(lambda _: messages), marks)
+    return split_marked(max((_added(*both) for both in zip(plain, rendered, strict=True)), key=len)) or []
+
+
+def _cuts(text: str, text_of: Callable[[Tools], str], tools: Tools) -> tuple[int, ...]:
+    """Return where each tool begins in the text of all, and where the last one ends: what the texts of fewer tools have
+    in common with it shows that."""
+    if len(tools) < 2:
+        return ()
+    without_first, fewer = text_of(tools[1:]), [text_of(tools[:count]) for count in range(1, len(tools))]
+    first = len(without_first) - _common_prefix(text[::-1], without_first[::-1])
+    others = [_common_prefix(text, one) for one in fewer]
+    end = len(text) - len(fewer[-1]) + others[-1]
+    return tuple(sorted({cut for cut in (first, *others, end) if 0 < cut < len(text)}))
 
 
 def _added(plain: str, longer: str) -> str:

@@ -24,8 +24,9 @@ from notes_cli.text.messages import (
     user_message,
 )
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
+from notes_cli.text.skill import Skill
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.tools import ToolSet, form_of, in_order, load_tools, tools_skill, with_splice
+from notes_cli.text.tools import Tools, ToolSet, form_of, in_order, load_tools, tools_skill, with_splice
 
 from .wild import DAY, WILD, plainly
 
@@ -378,6 +379,26 @@ def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
     assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
     plain = build(template, Conversation(talk))
     assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
+
+
+@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}), scope="module")
+def test_each_tool_is_a_block(name: str) -> None:
+    """Each has a block without the others, which is in the text without another tool as it was."""
+    names = ("of_one", "of_three", "of_two")  # in order
+    tools = in_order({**TOOLS[0], "function": {**TOOLS[0]["function"], "name": one}} for one in names)
+
+    def text_of_tools(some: Tools) -> Skill:
+        return tools_skill(template_of(name), ToolSet("mine", some, "tools.json"))
+
+    skill = text_of_tools(tools)
+    blocks = [skill.text[first:last] for first, last in pairwise([0, *skill.cuts, len(skill.text)])]
+    named = [[one for one in names if one in block] for block in blocks]
+    alone = [one for one in named if len(one) == 1]
+    assert alone == [[one] for one in names[: 2 if name == "muse-glimmer" else 3]], "one lists all names at its end"
+    for number, left_out in enumerate(names):
+        fewer = text_of_tools((*tools[:number], *tools[number + 1 :])).text
+        kept = [block.strip(", \n") for block, has in zip(blocks, named, strict=True) if left_out not in has]
+        assert all(block in fewer for block in kept) and kept
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:
