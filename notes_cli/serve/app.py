@@ -24,10 +24,8 @@ from notes_cli.errors import NotesError
 from notes_cli.serve import library
 from notes_cli.serve.decisions import (
     DecisionReply,
-    DecisionRequest,
     join_decisions,
     parse_decisions,
-    parse_systemone,
 )
 from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
@@ -92,7 +90,6 @@ class Service:
             Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             Route("/v1/decisions", self.decisions, methods=["POST"]),
-            Route("/v1/systemone", self.systemone, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
@@ -191,17 +188,12 @@ class Service:
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
     async def decisions(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_decisions), by_name=False)
-
-    async def systemone(self, request: Request) -> Response:
-        return await self._decide(request, await self._parse(request, parse_systemone), by_name=True)
-
-    async def _decide(self, request: Request, asked: DecisionRequest, *, by_name: bool) -> Response:
+        asked = await self._parse(request, parse_decisions)
         model = asked.chats[0].model or self.scheduler.names[0]
         pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
-            return await respond(request, self.scheduler, replies, partial(join_decisions, by_name=by_name))
+            return await respond(request, self.scheduler, replies, join_decisions)
 
     # Skills, errata and sessions.
 

@@ -1,8 +1,7 @@
-"""Converts requests of OpenAI's Decisions API and of the System One API to chat requests, one for each question.
+"""Converts requests of OpenAI's Decisions API to chat requests, one for each question.
 
 Every question has the prompt of `notes ask`: the input, an empty line, then the instructions. Its answer is that of
-`--choices`: each option is scored whole, and nothing is generated. Both APIs have yes-or-no questions, choices and
-scores. The System One API, which llama.cpp's server has, calls the first `noul`.
+`--choices`: each option is scored whole, and nothing is generated. There are yes-or-no questions, choices and scores.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Option(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A typed question: predicate (or noul), choice or score. `name` and the values of options are the client's."""
+    """A typed question: predicate, choice or score. `name` and the values of options are the client's."""
 
     kind: str
     name: str | None
@@ -51,18 +50,16 @@ class DecisionReply(Reply):
 
     question: Question | None = None
 
-    def answer(self, *, by_name: bool) -> Json:
-        """Return the answer in the form of the System One API (`by_name`), else in that of the Decisions API."""
+    def answer(self) -> Json:
         assert self.question is not None
         found = self.done[0].notes["probabilities"]
         assert isinstance(found, dict)
         question, probabilities = self.question, list(found.values())
-        kind = {"type": question.kind} if by_name else {"type": question.kind, "name": question.name}
-        if question.kind in ("predicate", "noul"):  # yes is the first option
-            return {**kind, "noul" if by_name else "probability": probabilities[0]}
+        kind = {"type": question.kind, "name": question.name}
+        if question.kind == "predicate":  # yes is the first option
+            return {**kind, "probability": probabilities[0]}
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
         pairs = list(zip(question.options, probabilities, strict=True))
-        named = {option.text: probability for option, probability in pairs}
         if question.kind == "choice":
             listed = [{"value": option.value, "probability": probability} for option, probability in pairs]
             chosen, confidence = {"choice": question.options[best].value}, _choice_confidence(probabilities)
@@ -70,10 +67,8 @@ class DecisionReply(Reply):
             levels = enumerate(pairs)
             listed = [{"value": at, "label": option.text, "probability": share} for at, (option, share) in levels]
             chosen = {"score": sum(level * probability for level, probability in enumerate(probabilities))}
-            if by_name:
-                chosen["legend"] = {option.text: option.value for option in question.options}
             confidence = _score_confidence(probabilities, best)
-        return {**kind, **chosen, "probabilities": named if by_name else listed, "confidence": confidence}
+        return {**kind, **chosen, "probabilities": listed, "confidence": confidence}
 
 
 def _choice_confidence(probabilities: Sequence[float]) -> float:
@@ -113,29 +108,6 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
     places = [f"questions[{number}]" for number in range(len(listed))]
     questions = [_question(Reader(item, place)) for item, place in zip(listed, places, strict=True)]
     return _request(reader, "input", system, parts, questions, places)
-
-
-def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
-    """Parse a request of /v1/systemone. Raises Refused. `forms` changes nothing: choices need no grammar."""
-    reader = Reader(data)
-    state, listed, images = reader.required("state"), reader.any("questions"), reader.texts("images", 16)
-    if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
-        raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
-    _check_text(state)
-    parts: list[Json] = [{"type": "image_url", "image_url": {"url": url}} for url in images]
-    parts.append({"type": "text", "text": _as_text(state)})
-    questions = [_named_question(name, Reader(item, f"questions.{name}")) for name, item in listed.items()]
-    return _request(reader, "state", [], parts, questions, [f"questions.{name}" for name in listed])
-
-
-def _check_text(state: Any) -> None:
-    """Raises Refused for messages in a state that have images, which would become text of the prompt."""
-    messages = state.get("messages") if isinstance(state, dict) else state
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise Refused(400, "state has messages with more than text: send images in images", param="state")
 
 
 def _request(
@@ -250,40 +222,12 @@ def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
     return Option(value if isinstance(value, str) else json.dumps(value), value, description)
 
 
-def _named_question(name: str, reader: Reader) -> Question:
-    kind, instructions, criteria = reader.text("type"), _as_text(reader.any("instructions")), reader.any("criteria")
-    if kind == "noul":
-        described = {} if criteria is None else criteria
-        if not isinstance(described, dict) or not {*described} <= {"true", "false"}:
-            raise reader.wrong("criteria", "an object of true and false", criteria)
-        options = [
-            Option("yes", True, _as_text(described.get("true"))),
-            Option("no", False, _as_text(described.get("false"))),
-        ]
-    elif kind == "choice" and isinstance(criteria, dict):
-        options = [Option(key, key, _as_text(description)) for key, description in criteria.items()]
-    elif kind == "score" and isinstance(criteria, list):
-        options = [Option(str(level), text, _as_text(text)) for level, text in enumerate(criteria)]
-    elif kind in ("choice", "score"):
-        raise reader.wrong("criteria", "an object of options" if kind == "choice" else "a list of levels", criteria)
-    else:
-        raise reader.wrong("type", "noul, choice or score", kind)
-    reader.end()
-    return Question(kind, name, instructions, options)
-
-
 # Replies.
 
 
-def join_decisions(replies: Sequence[Reply], *, by_name: bool) -> Json:
-    """Return the document of all answers (`by_name`: of the System One API), with the keys `notes` of the questions, in
-    order, if requested."""
-    answered = [
-        (reply.question, reply.answer(by_name=by_name)) for reply in replies if isinstance(reply, DecisionReply)
-    ]
-    answers: object = [answer for _, answer in answered]
-    if by_name:
-        answers = {question.name: answer for question, answer in answered if question}
+def join_decisions(replies: Sequence[Reply]) -> Json:
+    """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
+    answers = [reply.answer() for reply in replies if isinstance(reply, DecisionReply)]
     counts = usage(replies)
     tokens = {
         "input_tokens": counts["prompt_tokens"],

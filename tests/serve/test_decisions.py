@@ -1,8 +1,7 @@
-"""Tests /v1/decisions and /v1/systemone: probabilities as those of `notes ask --choices`, shared inputs, and errors."""
+"""Tests /v1/decisions: probabilities as those of `notes ask --choices`, shared inputs, and errors."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -98,29 +97,6 @@ def test_the_input_has_a_system_message_and_json(served: Served) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
     reply = served.chat(asked, notes={**NOTES, "ask": True, "choices": ["accepted", "refused"]})
     assert probabilities(answer) == pytest.approx([*reply["notes"]["probabilities"].values()], abs=0.01)
-
-
-def test_the_system_one_api(served: Served) -> None:
-    """The same probabilities by name, with a state that is a text or JSON."""
-    questions = {
-        "return": {"type": "choice", "instructions": QUESTION, "criteria": {"accepted": None, "refused": None}},
-        "late": {"type": "noul", "instructions": "Is it late?", "criteria": {"true": "after the date", "false": None}},
-        "speed": {"type": "score", "instructions": "How fast is it?", "criteria": ["slow", {"days": 1}]},
-    }
-    body = {"state": INPUT, "questions": questions, "notes": NOTES}
-    found = served.http.post("/v1/systemone", json=body).json()
-    assert found["model"] == "tiny" and found["usage"]["output_tokens"] == 0
-    answers = found["answers"]
-    [same] = decide(served, [CHOICE]).answers
-    likely = answers["return"]["probabilities"]
-    assert [likely["accepted"], likely["refused"]] == pytest.approx(probabilities(same), abs=0.01)
-    assert answers["return"]["choice"] == max(likely, key=likely.get)
-    assert [*answers["late"]] == ["type", "noul"] and 0 < answers["late"]["noul"] < 1
-    assert answers["speed"]["legend"] == {"0": "slow", "1": {"days": 1}}
-    assert answers["speed"]["score"] == answers["speed"]["probabilities"]["1"]
-    text = json.dumps({"late": [1]})
-    both = [served.http.post("/v1/systemone", json={**body, "state": state}).json() for state in ({"late": [1]}, text)]
-    assert both[0]["usage"]["input_tokens"] == both[1]["usage"]["input_tokens"]
 
 
 def test_confidences() -> None:

@@ -54,7 +54,6 @@ def test_decisions_have_them_too(served: Served) -> None:
     """The probabilities are those of a request that names the skills and corrections; not so with its own skills."""
     options = ["accepted", "refused"]
     question = {"type": "choice", "instructions": QUESTION, "choices": [{"value": option} for option in options]}
-    named = {"type": "choice", "instructions": QUESTION, "criteria": dict.fromkeys(options, "")}
 
     def answer(**more: Any) -> Any:
         reply = served.http.post("/v1/decisions", json={"input": "", "questions": [question], **more}).json()
@@ -63,8 +62,6 @@ def test_decisions_have_them_too(served: Served) -> None:
     given = answer(notes={"splice": ["returns"], "errata": ["date=2026-07-01"]})
     assert answer() == given and given[0]["choice"] == "refused"
     assert answer(notes={"splice": []})[1] < given[1] and answer(notes={"errata": []})[0]["choice"] == "accepted"
-    other = served.http.post("/v1/systemone", json={"state": "", "questions": {"late": named}}).json()
-    assert other["usage"]["input_tokens"] == given[1]
 
 
 def test_a_default_that_is_the_memory_is_there_once(served: Served) -> None:

@@ -27,13 +27,12 @@ CHOICES = ["accepted", "refused"]
 OPTIONS = [{"value": "accepted"}, {"value": "refused"}]
 CHOICE: Json = {"type": "choice", "name": "return", "instructions": QUESTION, "choices": OPTIONS}
 CHAT, RAW, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-DECISIONS, SYSTEM_ONE, COMPILE = "/v1/decisions", "/v1/systemone", "/v1/notes/compile"
+DECISIONS, COMPILE = "/v1/decisions", "/v1/notes/compile"
 BODIES: dict[str, Json] = {  # requests that are answered without the changes below
     CHAT: {"messages": [ASK]},
     RAW: {"prompt": "a", "max_tokens": 1},
     RESPONSES: {"input": "x"},
     DECISIONS: {"input": "x", "questions": [CHOICE]},
-    SYSTEM_ONE: {"state": "x", "questions": {"a": {"type": "noul", "instructions": "Is it late?"}}},
     COMPILE: {"name": "a", "text": "# Rules\n\nBe kind."},
     "/tokenize": {"content": "x"},
 }
@@ -49,10 +48,6 @@ def user(content: Any) -> list[Json]:
 
 def question(**changes: Any) -> Json:
     return {"questions": [{**CHOICE, **changes}]}
-
-
-def named(**question: Any) -> Json:
-    return {"questions": {"a": question}}
 
 
 def form(kind: str) -> Json:
@@ -200,15 +195,6 @@ REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, ke
     (DECISIONS, {"stream": True}, "stream", "not streamed"),
     (DECISIONS, {"notes": {"session": "x"}}, "notes.session", "does not go with"),
     (DECISIONS, {"temperature": 1}, "temperature", "Unknown"),
-    (SYSTEM_ONE, {"state": None}, "state", ""),
-    (SYSTEM_ONE, {"state": user(IMAGE)}, "state", ""),
-    (SYSTEM_ONE, {"questions": {}}, "questions", ""),
-    (SYSTEM_ONE, named(type="noul", instructions="x", criteria={"yes": "y"}), "questions.a.criteria", ""),
-    (SYSTEM_ONE, named(type="choice", instructions="x", criteria=["y"]), "questions.a.criteria", ""),
-    (SYSTEM_ONE, named(type="choice", criteria={"y": None, "z": None}), "questions.a", ""),
-    (SYSTEM_ONE, named(type="choice", instructions="x", criteria={}), "questions.a", ""),
-    (SYSTEM_ONE, named(type="score", instructions="x", criteria=["y"]), "questions.a", ""),
-    (SYSTEM_ONE, named(type="score", instructions="x", criteria=[]), "questions.a", ""),
 ]
 NOT_FOUND: list[tuple[str, Json, str, str]] = [
     (CHAT, {"model": "gpt-5"}, "model", ""),

