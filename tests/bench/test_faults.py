@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from bench.faults import __main__ as campaign
-from bench.faults import archives, containers, disk, forgeries, frame, kills, ledgers
+from bench.faults import archives, containers, disk, forgeries, frame, kills, ledgers, stale
 from bench.faults.frame import ACCEPTED, BAD, REFUSED, Failed, Kind, Row, run
 from bench.faults.jobs import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container
 from notes_cli.library import profiles as kept
-from notes_cli.runtime import check_rows
+from notes_cli.runtime import check_rows, token_runs
 from notes_cli.sessions import archive, state
 from notes_cli.sessions.state import FORMAT, serialize
 
@@ -129,6 +129,11 @@ def believed(data: Any, head: Any) -> Any:
     return head.metadata["notes.checksum.head"]
 
 
+def everywhere(index: Any, model: Any, sources: Any, made: Any = token_runs.TextIndex.__init__) -> None:
+    """An index that finds texts from each of their tokens on."""
+    made(index, model, [token_runs.Texts(one.tokens, range(len(one.tokens))) for one in sources])
+
+
 # A kind of cases; a function that is replaced (module, name, replacement) to plant a fault; cases that pass without it;
 # cases of which one finds it.
 SIMPLE: dict[str, tuple[Callable[[], Kind], tuple[Any, str, Any], range, range]] = {
@@ -139,6 +144,12 @@ SIMPLE: dict[str, tuple[Callable[[], Kind], tuple[Any, str, Any], range, range]]
         lambda: forgeries.Forgeries(1, ("notes-tiny",)),
         (check_rows, "TOLERANCE", 10.0),
         *(range(6, 14), range(forgeries.INTACT, 14)),
+    ),
+    "text before a run": (
+        lambda: stale.Stale(1),
+        (token_runs.TextIndex, "__init__", everywhere),
+        range(2, 8, 2),
+        range(8, 9),
     ),
     "rows of an archive": (lambda: archives.Archives(1), (archive, "_check_rows", nothing), range(40), range(300)),
 }
