@@ -131,8 +131,8 @@ def compile_command(
     With a projector an image in a text, ![what it shows](photo.jpg), is looked at in its place. Its file must be in the
     folder of the text's; all other such marks stay text, with a warning that says why, and so do those in code.
 
-    A SOURCE named *.json is a set of tools (OpenAI's form): what the model's chat template tells of them is compiled,
-    for requests to `notes serve` that have the same tools in any order.
+    A SOURCE named *.json is a set of tools (OpenAI's form): each is compiled by itself as the model's chat template
+    shows it, for requests to `notes serve` that have some of these tools. --blocks 1 compiles them as a whole.
 
     Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
     rest, and the exit status is 1 then. Of a folder without images, and without a SKILL.md in it or right below it,
