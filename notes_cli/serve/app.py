@@ -41,7 +41,7 @@ from notes_cli.serve.prepare import (
     prepare_request,
     skills_of_alias,
 )
-from notes_cli.serve.refusals import Guard, Refused, as_refusal, error_body, from_browser, read_json, renaming
+from notes_cli.serve.refusals import KEY, Guard, Refused, as_refusal, error_body, from_browser, read_json, renaming
 from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
@@ -164,29 +164,31 @@ class Service:
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_chat))
+        chat = self._with_defaults(request, await self._parse(request, parse_chat))
         return await self._respond(request, [Reply(chat, chat.model or self.scheduler.names[0])])
 
     async def completions(self, request: Request) -> Response:
-        chats = await self._parse(request, parse_completion)
+        client = client_of(request, self.options)
+        chats = [replace(chat, client=client) for chat in await self._parse(request, parse_completion)]
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
         with renaming({"messages": "prompt"}):
             return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 
     async def responses(self, request: Request) -> Response:
-        parsed = await self._parse(request, partial(parse_responses, store=self._responses))
-        parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
+        earlier = partial(self._responses.messages, client_of(request, self.options))
+        parsed = await self._parse(request, partial(parse_responses, earlier=earlier))
+        parsed = replace(parsed, chat=self._with_defaults(request, parsed.chat))
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
         with renaming(NAMES):
             return await self._respond(request, [reply])
 
     async def messages(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_messages))
+        chat = self._with_defaults(request, await self._parse(request, parse_messages))
         return await self._respond(request, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_messages))
+        chat = self._with_defaults(request, await self._parse(request, parse_messages))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
@@ -198,7 +200,8 @@ class Service:
 
     async def _decide(self, request: Request, asked: DecisionRequest, *, by_name: bool) -> Response:
         model = asked.chats[0].model or self.scheduler.names[0]
-        pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
+        chats = [self._with_defaults(request, chat) for chat in asked.chats]
+        pairs = zip(chats, asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
             return await respond(request, self.scheduler, replies, partial(join_decisions, by_name=by_name))
@@ -218,7 +221,7 @@ class Service:
         return await start_stream(request, library.compile_events(self.scheduler, await self._body(request)))
 
     async def explain(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_chat))
+        chat = self._with_defaults(request, await self._parse(request, parse_chat))
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
@@ -246,9 +249,10 @@ class Service:
 
         return await self._prepare(check_and_parse)
 
-    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
-        """Add the skills of the server's options, but for its memory, to a chat that names no skills and no session,
-        and their errata if it has none."""
+    def _with_defaults(self, request: Request, chat: ChatRequest) -> ChatRequest:
+        """Set the client of a chat. Add the skills of the server's options, but for its memory, to one that names no
+        skills and no session, and their errata if it has none."""
+        chat = replace(chat, client=client_of(request, self.options))
         notes, known = chat.notes, self.scheduler.names
         if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
             return chat
@@ -302,6 +306,12 @@ def application(routes: list[Route], options: Options) -> Starlette:
     # CORS before the guard, so that pages can read refusals
     middleware = [log, *([cors] if options.origins else []), guard]
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+def client_of(request: Request, options: Options) -> str:
+    """Return the digest of a request's API key if there are several keys, else ""."""
+    digest: str = request.scope["state"][KEY] if len({*options.keys}) > 1 else ""
+    return digest
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -218,7 +218,7 @@ def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: b
         grammar=params.grammar,
         recompute=request.notes.recompute,
         exact=request.notes.exact,
-        images=[cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        images=[cache.image(picture, private=request.private_images, dry=dry) for picture in pictures],
         memory=memory_segment(cache, request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
@@ -330,7 +330,7 @@ def _with_images(
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            image = state.segment_cache.image(part.picture, private=request.notes.private, dry=dry)
+            image = state.segment_cache.image(part.picture, private=request.private_images, dry=dry)
             [segment] = with_unique_names([image], skills)  # it may be repeated, or another skill may have its name
             skills[segment.name] = segment
             part = SkillPart(segment.name)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
-from notes_cli.serve.app import Options, application, read_body
+from notes_cli.serve.app import Options, application, client_of, read_body
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
@@ -172,12 +172,13 @@ class Upstream:
 
     async def chat(self, request: Request) -> Response:
         _, data = await self._read(request)
-        return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
+        client = client_of(request, self._options)
+        return await self._pass_on(request, *await run_in_threadpool(self._placed, data, client))
 
-    def _placed(self, data: Any) -> tuple[bytes, Exchange]:
+    def _placed(self, data: Any, client: str) -> tuple[bytes, Exchange]:
         """Put skills and errata into a request. Raises NotesError."""
         try:
-            placed = self._placer.place(data)
+            placed = self._placer.place(data, client)
             body, usage_wanted = placed.body, True
             options = body.get("stream_options") or {}
             if body.get("stream") is True and isinstance(options, dict) and not options.get("include_usage"):
