@@ -41,7 +41,17 @@ from notes_cli.serve.prepare import (
     prepare_request,
     skills_of_alias,
 )
-from notes_cli.serve.refusals import KEY, Guard, Refused, as_refusal, error_body, from_browser, read_json, renaming
+from notes_cli.serve.refusals import (
+    KEY,
+    Guard,
+    Refused,
+    as_refusal,
+    error_body,
+    from_browser,
+    read_json,
+    renaming,
+    too_long,
+)
 from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
@@ -49,6 +59,7 @@ from notes_cli.serve.segment_cache import skill_name
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+COUNTED = 1 << 17  # tokens of a text at /tokenize, also in a smaller context
 CURL = "application/x-www-form-urlencoded"  # sent by `curl -d` for any body
 
 T = TypeVar("T")
@@ -150,8 +161,10 @@ class Service:
         reader.end()
 
         def tokenize() -> Sequence[object]:
-            check_size(self.scheduler.state, [content], "content")
-            workspace = self.scheduler.workspace
+            state, workspace = self.scheduler.state, self.scheduler.workspace
+            check_size(state, [content], "content")
+            if state.longest is not None and workspace.model.exceeds(content, most := max(state.longest, COUNTED)):
+                raise too_long(state.longest, f"has more than {most} tokens", "content")
             tokens = workspace.model.tokenize(content, special=special)
             ids = [int(token) for token in (workspace.with_bos(tokens) if add_bos else tokens)]
             if not pieces:

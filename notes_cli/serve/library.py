@@ -99,6 +99,7 @@ def _parse(scheduler: DecodeThread, data: Any) -> tuple[Skill, int, dict[str, An
     try:
         skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
         warnings = [*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ())]
+        workspace.check_text(skill.text)
         cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
         raise _text_refusal(error) from error
@@ -213,6 +214,8 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
         return len(scheduler.workspace.model.tokenize(text))
 
     check_size(scheduler.state, [*values.values()], "value")
+    for value in values.values():
+        scheduler.workspace.check_text(value)
     infos = {info.name: info for info in scheduler.segment_cache.known()}
     known = known_fields(*infos.values())
     longest = scheduler.state.longest or DEFAULT_CONTEXT

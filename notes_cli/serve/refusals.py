@@ -108,7 +108,7 @@ def as_refusal(error: NotesError) -> Refused:
     if isinstance(error, NoRoomError):
         return Refused(503, message, code="no_room", wait=1)
     if isinstance(error, ContextLengthError):
-        return too_long(error.longest, f"needs {error.tokens} tokens")
+        return too_long(error.longest, f"needs {'' if error.counted else 'more than '}{error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:
         return Refused(400, message, param="messages", code="context_length_exceeded")
     missing = isinstance(error, SegmentError) and help_ in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
