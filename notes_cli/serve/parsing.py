@@ -124,6 +124,7 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
     prefill: str = ""  # beginning of the answer, the text of a last message of the assistant
     shared: str = ""  # beginning of the question that other requests have too (decisions.py)
+    size: int = 0  # bytes of its body
     client: str = ""  # `client_of` its API key; "" for all requests if the server has one key or none
 
     @property
