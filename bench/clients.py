@@ -4,7 +4,7 @@
 
 Every answer that is complete must be the right one, which was asked for by itself before. In the end nothing may be
 left: no request, no sequence but those of idle prefixes, no promised cell; and the memory may not grow after the first
-fifth. Exits 1 if anything of that fails.
+fifth. Exits 1 if anything of that fails. At last, a small request is timed beside large ones.
 """
 
 from __future__ import annotations
@@ -254,13 +254,8 @@ async def beside_large(url: str) -> Json:
             await http.post("/v1/chat/completions", json=body)
             return time.monotonic() - started
 
-        for name, text in {
-            "alone": "",
-            "letter": "a",
-            "blanks": "a" + " " * 99,
-            "word": "a ",
-            "sign": "\u4e2d",
-        }.items():
+        texts = {"alone": "", "letter": "a", "blanks": "a" + " " * 99, "word": "a ", "sign": "\u4e2d"}
+        for name, text in texts.items():
             large = [asyncio.ensure_future(ask(text * (LARGE // len(text.encode())))) for _ in range(4 if text else 0)]
             times = [await ask("Why?")]
             while len(times) < 9 or not all(one.done() for one in large):

@@ -246,7 +246,7 @@ class Model(AbstractContextManager["Model"]):
 
     def _control_texts(self, text: str, ids: Tokens) -> set[str]:
         """Return the texts of control tokens among `ids` that occur in the text."""
-        found = {self.text([token], special=True) for token in np.unique(ids).tolist() if self._is_control(token)}
+        found = {self.text([token], special=True) for token in set(ids.tolist()) if self._is_control(token)}
         return {spelt for spelt in found if spelt and spelt in text}
 
     def _is_control(self, token: int) -> bool:
