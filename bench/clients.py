@@ -4,7 +4,7 @@
 
 Every answer that is complete must be the right one, which was asked for by itself before. In the end nothing may be
 left: no request, no sequence but those of idle prefixes, no promised cell; and the memory may not grow after the first
-fifth. Exits 1 if anything of that fails.
+fifth. Exits 1 if anything of that fails. At last, a small request is timed beside large ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SKILLS = ("returns", "support")
 QUESTIONS = ("May I return this?", "What is the tier?", "What is the plan?", "May I return this? Think first.")
 ERRATA: tuple[Json, ...] = ({}, {"date": "2026-07-01"}, {"tier": "basic"})
 PATIENCE = 120.0  # seconds for one request
+LARGE = 2 << 20  # bytes of a text
 GROWTH = 1.15  # of the memory after the first fifth
 SERVE = ("-c", "4096", "--parallel", "16", "--queue", "64", "-ctk", "f32", "-ctv", "f32", "-t", "1")
 
@@ -242,6 +243,28 @@ async def campaign(
     return one.outcome
 
 
+async def beside_large(url: str) -> Json:
+    """Return the seconds until a small answer, at best and at most: alone, and beside four requests of 2 MiB."""
+    found: Json = {}
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as http:
+
+        async def ask(text: str) -> float:
+            started = time.monotonic()
+            body = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+            await http.post("/v1/chat/completions", json=body)
+            return time.monotonic() - started
+
+        texts = {"alone": "", "letter": "a", "blanks": "a" + " " * 99, "word": "a ", "sign": "\u4e2d"}
+        for name, text in texts.items():
+            large = [asyncio.ensure_future(ask(text * (LARGE // len(text.encode())))) for _ in range(4 if text else 0)]
+            times = [await ask("Why?")]
+            while len(times) < 9 or not all(one.done() for one in large):
+                times.append(await ask("Why?"))
+            found[name] = {"best": round(min(times), 3), "most": round(max(times), 3)}
+            found[name] |= {"large": round(max(await asyncio.gather(*large)), 3)} if large else {}
+    return found
+
+
 def memory(pid: int) -> int:
     """Return a process's memory in bytes, 0 if unknown."""
     with contextlib.suppress(OSError):
@@ -274,6 +297,7 @@ def main() -> int:
                     print(f"{done:,} requests, {sizes[-1] >> 20} MiB", flush=True)
 
             outcome = asyncio.run(campaign(server.url, given.requests, given.seed, given.parallel, progress))
+            large = asyncio.run(beside_large(server.url))
         if "Traceback" in (text := log.read_text()):
             outcome.wrong.append(text[-4000:])
     early, late = max(sizes[: len(sizes) // 5] or [0]), max(sizes[-len(sizes) // 5 :] or [0])
@@ -283,6 +307,7 @@ def main() -> int:
     report |= {"kinds": dict(outcome.kinds), "statuses": dict(outcome.states)}
     report |= {"right": outcome.right, "wrong": outcome.wrong}
     report |= {"memory_mib": {"first_fifth": early >> 20, "last_fifth": late >> 20}}
+    report |= {"beside_large_seconds": large}
     report |= {"minutes": round((time.monotonic() - started) / 60, 1)}
     print(json.dumps(report, indent=1))
     if given.write:

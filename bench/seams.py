@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from bench.real.measure import interval
 from notes_cli import config
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.engine.segment import Tokens
+from notes_cli.engine.segment import LayerRows, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.workspace import Workspace
@@ -85,7 +86,7 @@ class Prompts:
             sequence.append(self.tokens(one.beginning))
             return self.greedy(sequence)
 
-    def rows(self, one: Probe, run: Tokens) -> tuple[list, int]:
+    def rows(self, one: Probe, run: Tokens) -> tuple[Sequence[LayerRows], int]:
         """Return the K/V of the run after the source's beginning, and its position there."""
         with self.workspace.sequence() as sequence:
             sequence.append(np.concatenate([self.opening, self.tokens(one.source[0])]))

@@ -206,10 +206,12 @@ class EngineError(NotesError):
 class ContextLengthError(EngineError):
     """A prompt needs more tokens than the context can have."""
 
-    def __init__(self, what: str, remedy: Remedy | str | None = None, *, tokens: int, longest: int) -> None:
-        """`tokens`: needed. `longest`: possible."""
+    def __init__(
+        self, what: str, remedy: Remedy | str | None = None, *, tokens: int, longest: int, counted: bool = True
+    ) -> None:
+        """`tokens`: needed; more than that if they were not `counted`. `longest`: possible."""
         super().__init__(what, remedy)
-        self.tokens, self.longest = tokens, longest
+        self.tokens, self.longest, self.counted = tokens, longest, counted
 
 
 class UnsupportedError(EngineError):

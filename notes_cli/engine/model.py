@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
+import numpy.typing as npt
 
 from notes_cli.engine import devices, native
 from notes_cli.engine.header import FILE_TYPES, open_sources
@@ -25,7 +27,19 @@ from notes_cli.errors import ModelError
 
 # general.name where it is the folder of a training run -> the published name.
 PUBLISHED = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}
+SPELT = ("gpt2", "llama", "rwkv")  # tokenizers whose tokens spell the text
+DROPS = llama.LLAMA_TOKEN_ATTR_LSTRIP | llama.LLAMA_TOKEN_ATTR_RSTRIP  # tokens that drop the blanks beside them
+BLANKS = b" \t\n\v\f\r"
+LIKELY = 4  # characters a token: shorter texts are tokenized to know how many tokens they have
+BLOCK = 1 << 15  # bytes of a text that TokenBound looks at together
+BEGINNING = 16  # bytes of a piece that it compares
+LONG_WORD = 4096  # characters, for which std::regex in llama.cpp recurses too deeply for the stack of a thread
+STACK = 1 << 10  # bytes of stack for each of them; 262 to 524 were measured
+USUAL_STACK = 8 << 20  # bytes
+BLANK = "\N{LOWER ONE EIGHTH BLOCK}".encode()  # instead of a blank in tokens of SentencePiece
 ANCHORS = ("\n", "\t", ".", "\x01")  # texts put before a part of a text while it is tokenized
+Hashes = npt.NDArray[np.uint64]
+_stack_lock = threading.Lock()
 
 
 class Model(AbstractContextManager["Model"]):
@@ -165,6 +179,33 @@ class Model(AbstractContextManager["Model"]):
             ids = self._tokenize_parts(_cut(text, cut))
         return ids
 
+    def exceeds(self, text: str, most: int) -> bool:
+        """True if a text is certain to have more than `most` tokens, also if it is tokenized in parts. It is not
+        tokenized, and read only to where it exceeds them. False if this is not known."""
+        if len(text) <= LIKELY * most or self._token_bound is None:
+            return False
+        return self._token_bound.exceeds(text.encode(), most)
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of the longest token; None if the tokenizer may drop or change characters."""
+        return self._token_bound.longest if self._token_bound else None
+
+    @cached_property
+    def _token_bound(self) -> TokenBound | None:
+        model = self.metadata("tokenizer.ggml.model")
+        if model not in SPELT:
+            return None
+        pieces = [self.token_bytes(token, special=True) for token in range(self.n_vocab)]
+        spaced = (token for token, piece in enumerate(pieces) if b" " in piece)
+        blank = BLANK if any(BLANK in llama.llama_vocab_get_text(self.vocab, token) for token in spaced) else b""
+        if model == "llama":  # a text may get a blank before it
+            pieces += [piece[1:] for piece in pieces if piece.startswith(b" ")]
+        dropped = bytes({*range(256)} - {piece[0] for piece in pieces if len(piece) == 1})
+        if any(llama.llama_vocab_get_attr(self.vocab, token) & DROPS for token in range(self.n_vocab)):
+            dropped += BLANKS
+        return TokenBound(pieces, dropped, blank)
+
     def _tokenize(self, text: str, special: bool) -> Tokens:
         data = text.encode()
         if not data:
@@ -173,10 +214,12 @@ class Model(AbstractContextManager["Model"]):
         if len(data) + 8 not in native.INTS:
             raise ModelError(f"a text of {len(data):,} bytes is more than llama.cpp can read")
         buffer = (ctypes.c_int32 * (len(data) + 8))()
-        count = llama.llama_tokenize(self.vocab, data, len(data), buffer, len(buffer), False, special)
+        call = partial(llama.llama_tokenize, self.vocab, data, len(data), buffer, len(buffer), False, special)
+        longest = max(map(len, re.findall(r"\S+|\s+", text))) if len(text) > LONG_WORD else 0
+        count = call() if longest <= LONG_WORD else _with_stack(call, STACK * longest)
         if count < 0:
             raise ModelError(f"the tokenizer of {self.name} cannot encode this text ({len(data)} bytes)")
-        return np.array(buffer[:count], np.int32)
+        return np.array(memoryview(buffer)[:count], np.int32)
 
     def _tokenize_parts(self, parts: Sequence[str]) -> Tokens:
         """Tokenize a text in parts. SentencePiece adds a leading blank to each text; keep it for the first part
@@ -252,6 +295,95 @@ class Model(AbstractContextManager["Model"]):
         """Raise ModelError for a token outside the vocabulary: llama.cpp would abort."""
         if not 0 <= token < self.n_vocab:
             raise ModelError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+
+
+class TokenBound:
+    """Tells that a text has more tokens than a number, without tokenizing it.
+
+    Tokens spell the text. So it has at least as many as the fewest pieces of the vocabulary that cover it: if k tokens
+    reach no further than some place, the next one begins there or before, and k + 1 reach no further than the longest
+    piece of those that begin there or before and match the text, as far as they are compared. Merges and words of the
+    tokenizer are not looked at.
+    """
+
+    def __init__(self, pieces: Iterable[bytes], dropped: bytes, blank: bytes) -> None:
+        """`dropped`: bytes that the tokenizer may drop, which do not count. `blank`: what its tokens have for a blank
+        instead; b"" for nothing."""
+        self._dropped, self._blank = dropped, blank
+        sorted_pieces = sorted({*map(self._counted, pieces)} - {b""}, key=len) or [b"\0"]
+        lengths = np.array([*map(len, sorted_pieces)])
+        starts, data = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(sorted_pieces), np.uint8)
+        self.longest = int(lengths[-1])
+        hashes = np.zeros(len(lengths), np.uint64)
+        # Beginnings of pieces, by length: their sorted hashes, and the length of the longest piece that is meant, or 0.
+        self._beginnings: list[tuple[Hashes, npt.NDArray[np.int64]]] = []
+        for size in range(1, min(self.longest, BEGINNING) + 1):
+            longer = lengths >= size
+            lengths, starts = lengths[longer], starts[longer]
+            hashes = _next_hashes(hashes[longer], data[starts + size - 1])
+            beginnings, places = np.unique(hashes, return_inverse=True)
+            meant = np.zeros(len(beginnings), np.int64)
+            np.maximum.at(meant, places, np.where((lengths == size) | (size == BEGINNING), lengths, 0))
+            self._beginnings.append((beginnings, meant))
+
+    def exceeds(self, data: bytes, most: int) -> bool:
+        """True if a text has more than `most` tokens for certain."""
+        text = np.frombuffer(self._counted(data), np.uint8)
+        count = end = furthest = 0
+        for first in range(0, len(text), BLOCK):
+            block = text[first : first + BLOCK + BEGINNING]
+            reached = first + np.arange(len(block)) + self._lengths(block)
+            ends = np.maximum(np.maximum.accumulate(reached[:BLOCK]), furthest).tolist()
+            furthest = ends[-1]
+            while end < first + len(ends):
+                end = ends[end - first]
+                count += 1
+                if count > most:
+                    return True
+        return False
+
+    def _counted(self, data: bytes) -> bytes:
+        return (data.replace(self._blank, b" ") if self._blank else data).translate(None, self._dropped)
+
+    def _lengths(self, text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Return at most what length a piece has at each place of a text, at least 1."""
+        most, places, hashes = np.ones(len(text), np.int64), np.arange(len(text)), np.zeros(len(text), np.uint64)
+        for size, (beginnings, meant) in enumerate(self._beginnings, 1):
+            inside = int(np.searchsorted(places, len(text) - size, "right"))
+            places = places[:inside]
+            hashes = _next_hashes(hashes[:inside], text[places + size - 1])
+            found = np.minimum(np.searchsorted(beginnings, hashes), len(beginnings) - 1)
+            begun = beginnings[found] == hashes
+            places, hashes, found = places[begun], hashes[begun], found[begun]
+            most[places] = np.maximum(most[places], meant[found])
+        return most
+
+
+def _next_hashes(hashes: Hashes, data: npt.NDArray[np.uint8]) -> Hashes:
+    """Return hashes of texts that are one byte longer. Equal ones of different texts only weaken the bound."""
+    longer: Hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + data + np.uint64(1)
+    return longer
+
+
+def _with_stack(call: Callable[[], int], size: int) -> int:
+    """Call a function in a thread with a stack of so many bytes more than usual. Raises ModelError without memory for
+    it."""
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(call()), name="tokenize")
+    with _stack_lock:
+        usual = threading.stack_size((size + USUAL_STACK + 0xFFFF) & ~0xFFFF)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise ModelError(f"there is no memory to tokenize a word of {size // STACK:,} characters") from error
+        finally:
+            threading.stack_size(usual)
+    try:
+        thread.join()
+    except BaseException:  # an interrupt: the thread uses the model
+        thread.join()
+        raise
+    return results[0]
 
 
 def _is_markup(text: str) -> bool:

@@ -132,13 +132,15 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
 
 
 def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | None = None) -> Parts:
-    """Return the chunks (unless given) with their tokens. Raises SkillError for a field that no skill has."""
+    """Return the chunks (unless given) with their tokens. Raises SkillError for a field that no skill has,
+    EngineError for a prompt that is certain not to fit."""
     by_name = {segment.name: segment for segment in prompt.segments}
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
     edited = changes if prompt.method.record.edits_rows else {}
     skills = {name: segment.tokens for name, segment in by_name.items()}
     skills |= {name: changed.tokens for name, changed in edited.items()}
+    workspace.check_text("".join(chunk.text for chunk in chunks))
     tokens = [skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk) for chunk in chunks]
     opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, for a template that begins with a skill
     if chunks[0].kind != "splice":

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -252,6 +252,14 @@ class Workspace(AbstractContextManager["Workspace"]):
         with self._left.share() as sequence:
             yield sequence
 
+    def check_text(self, text: str) -> None:
+        """Raise EngineError for a text that is certain not to fit, before it is tokenized, which takes long."""
+        longest = self.longest if self.grows else min(self.options.n_ctx, self.longest or self.options.n_ctx)
+        if longest is None or not self.model.exceeds(text, longest):
+            return
+        why = f"more than {longest:,} tokens are to be read, which is all that fits"
+        raise ContextLengthError(why, "Take a shorter text", tokens=longest, longest=longest, counted=False)
+
     def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
         """Ensure capacity for a sequence of so many tokens, of which it has `held` already, enlarging the context if
         needed; leased sequences are kept. `spare` more tokens are for an answer, reduced to the capacity but at least
@@ -311,7 +319,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         if self.longest is None or tokens <= self.longest:
             return
         why = f"{reason.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
-        counts = {"tokens": tokens, "longest": self.longest}
+        counts: dict[str, Any] = {"tokens": tokens, "longest": self.longest}
         if limits.has_learned_positions(self.model):
             raise ContextLengthError(f"{why}, and has no position beyond", "Take fewer", **counts)
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))

@@ -108,7 +108,7 @@ class AnswerTasks:
                 plan = Plan.of(question.draft, sequence)
                 return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
         layout = prepared.layout
-        salt = prepared.request.notes.cache_salt
+        salt = prepared.request.salt
         cached, length, _ = self._prefixes.find(layout, salt)
         layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
         if cached and length:
@@ -122,7 +122,7 @@ class AnswerTasks:
 
     def work(self, job: ServerJob) -> Job[None]:
         """Return a prepared request as a job of the scheduler."""
-        prepared, longest, salt = job.prepared, self._state.longest, job.request.notes.cache_salt
+        prepared, longest, salt = job.prepared, self._state.longest, job.request.salt
         if isinstance(prepared, PreparedRequest):
             tokens = len(prepared.layout)
             return Job(

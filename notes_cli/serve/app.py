@@ -39,7 +39,17 @@ from notes_cli.serve.prepare import (
     prepare_request,
     skills_of_alias,
 )
-from notes_cli.serve.refusals import Guard, Refused, as_refusal, error_body, from_browser, read_json, renaming
+from notes_cli.serve.refusals import (
+    KEY,
+    Guard,
+    Refused,
+    as_refusal,
+    error_body,
+    from_browser,
+    read_json,
+    renaming,
+    too_long,
+)
 from notes_cli.serve.replies import Reply, is_utf8
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
@@ -47,6 +57,8 @@ from notes_cli.serve.segment_cache import skill_name
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+COUNTED = 1 << 17  # tokens of a text at /tokenize, also in a smaller context
+SIZE = "size"  # key of the request's state: bytes of its body
 CURL = "application/x-www-form-urlencoded"  # sent by `curl -d` for any body
 
 T = TypeVar("T")
@@ -147,8 +159,10 @@ class Service:
         reader.end()
 
         def tokenize() -> Sequence[object]:
-            check_size(self.scheduler.state, [content], "content")
-            workspace = self.scheduler.workspace
+            state, workspace = self.scheduler.state, self.scheduler.workspace
+            check_size(state, [content], "content")
+            if state.longest is not None and workspace.model.exceeds(content, most := max(state.longest, COUNTED)):
+                raise too_long(state.longest, f"has more than {most} tokens", "content")
             tokens = workspace.model.tokenize(content, special=special)
             ids = [int(token) for token in (workspace.with_bos(tokens) if add_bos else tokens)]
             if not pieces:
@@ -156,41 +170,44 @@ class Service:
             raw = ((token, workspace.model.token_bytes(token, special=True)) for token in ids)
             return [{"id": token, "piece": text.decode() if is_utf8(text) else list(text)} for token, text in raw]
 
-        return JSONResponse({"tokens": await self._prepare(tokenize)})
+        return JSONResponse({"tokens": await self._prepare(tokenize, request)})
 
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_chat))
+        chat = self._with_defaults(request, await self._parse(request, parse_chat))
         return await self._respond(request, [Reply(chat, chat.model or self.scheduler.names[0])])
 
     async def completions(self, request: Request) -> Response:
         chats = await self._parse(request, parse_completion)
+        chats = [replace(chat, **origin_of(request, self.options)) for chat in chats]
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
         with renaming({"messages": "prompt"}):
             return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 
     async def responses(self, request: Request) -> Response:
-        parsed = await self._parse(request, partial(parse_responses, store=self._responses))
-        parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
+        earlier = partial(self._responses.messages, client_of(request, self.options))
+        parsed = await self._parse(request, partial(parse_responses, earlier=earlier))
+        parsed = replace(parsed, chat=self._with_defaults(request, parsed.chat))
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
         with renaming(NAMES):
             return await self._respond(request, [reply])
 
     async def messages(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_messages))
+        chat = self._with_defaults(request, await self._parse(request, parse_messages))
         return await self._respond(request, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_messages))
-        prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
+        chat = self._with_defaults(request, await self._parse(request, parse_messages))
+        prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
     async def decisions(self, request: Request) -> Response:
         asked = await self._parse(request, parse_decisions)
         model = asked.chats[0].model or self.scheduler.names[0]
-        pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
+        chats = [self._with_defaults(request, chat) for chat in asked.chats]
+        pairs = zip(chats, asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
             return await respond(request, self.scheduler, replies, join_decisions)
@@ -207,19 +224,20 @@ class Service:
         return JSONResponse(await self._prepare(lambda: function(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
-        return await start_stream(request, library.compile_events(self.scheduler, await self._body(request)))
+        data = await self._body(request)
+        return await start_stream(request, library.compile_events(self.scheduler, data, request.scope["state"][SIZE]))
 
     async def explain(self, request: Request) -> Response:
-        chat = self._with_defaults(await self._parse(request, parse_chat))
+        chat = self._with_defaults(request, await self._parse(request, parse_chat))
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
-        prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
+        prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True), request)
         assert not isinstance(prepared, PreparedTurn)
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
         steps = library.apply_correction(self.scheduler, library.parse_correction(await self._body(request)))
-        result = await self._prepare(lambda: next(steps))
+        result = await self._prepare(lambda: next(steps), request)
         while result is None:
             result = await self._compute(lambda: next(steps))
         return JSONResponse(result)
@@ -236,11 +254,12 @@ class Service:
             check_messages(self.scheduler.state, data)
             return parse(data, forms=self.options.forms)
 
-        return await self._prepare(check_and_parse)
+        return await self._prepare(check_and_parse, request)
 
-    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
-        """Add the skills of the server's options, but for its memory, to a chat that names no skills and no session,
-        and their errata if it has none."""
+    def _with_defaults(self, request: Request, chat: ChatRequest) -> ChatRequest:
+        """Set the origin of a chat. Add the skills of the server's options, but for its memory, to one that names no
+        skills and no session, and their errata if it has none."""
+        chat = replace(chat, **origin_of(request, self.options))
         notes, known = chat.notes, self.scheduler.names
         if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
             return chat
@@ -256,10 +275,11 @@ class Service:
             output.say(f"ignored: {', '.join(new)}")
         return await respond(request, self.scheduler, replies)
 
-    async def _prepare(self, function: Callable[[], T]) -> T:
-        """Call a function in a preparation thread, where it may take seconds."""
+    async def _prepare(self, function: Callable[[], T], request: Request | None = None) -> T:
+        """Call a function in a preparation thread, where it may take seconds. `request`: one whose body it reads."""
         self._check()
-        return await asyncio.wrap_future(self.scheduler.prepare(function))
+        size = 0 if request is None else request.scope["state"][SIZE]
+        return await asyncio.wrap_future(self.scheduler.prepare(function, size=size))
 
     def _check(self) -> None:
         """Raises Refused while the model is being loaded and while the server drains."""
@@ -276,7 +296,7 @@ class Service:
         """Read the JSON of a request. Raises Refused for an invalid, large or slow body."""
         self._check()
         data = await read_body(request, self.options.body)
-        return await self._prepare(lambda: read_json(data))
+        return await self._prepare(lambda: read_json(data), request)
 
 
 def application(routes: list[Route], options: Options) -> Starlette:
@@ -296,8 +316,20 @@ def application(routes: list[Route], options: Options) -> Starlette:
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
 
+def client_of(request: Request, options: Options) -> str:
+    """Return the digest of a request's API key if there are several keys, else ""."""
+    digest: str = request.scope["state"][KEY] if len({*options.keys}) > 1 else ""
+    return digest
+
+
+def origin_of(request: Request, options: Options) -> dict[str, Any]:
+    """Return values of a ChatRequest that are not in its body, once that is read."""
+    return {"client": client_of(request, options), "size": request.scope["state"][SIZE]}
+
+
 async def read_body(request: Request, most: int) -> bytes:
-    """Read a JSON body of at most so many bytes. Raises Refused for another type, or a large or slow one."""
+    """Read a JSON body of at most so many bytes, and put its size into the request's state. Raises Refused for another
+    type, or a large or slow one."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
         raise Refused(415, "the body must be JSON: send Content-Type: application/json")
@@ -316,6 +348,7 @@ async def read_body(request: Request, most: int) -> bytes:
                     raise too_large
     except TimeoutError:
         raise Refused(408, "the body did not come in time") from None
+    request.scope.setdefault("state", {})[SIZE] = len(data)
     return bytes(data)
 
 

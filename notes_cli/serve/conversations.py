@@ -148,7 +148,7 @@ def value_of(segment: Segment, name: str) -> str | None:
 
 def prefix_digests(request: ChatRequest) -> list[bytes]:
     """Return for each message a digest of the messages up to it, with the model, skills, tools and salt."""
-    shared = [request.notes.cache_salt, request.model, request.notes.splice, request.tools]
+    shared = [request.salt, request.model, request.notes.splice, request.tools]
     digest = hashlib.sha256(json.dumps(shared, default=dict).encode())
     digests = []
     for message in request.messages:

@@ -99,14 +99,16 @@ def _parse(scheduler: DecodeThread, data: Any) -> tuple[Skill, int, dict[str, An
     try:
         skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
         warnings = [*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ())]
+        workspace.check_text(skill.text)
         cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
         raise _text_refusal(error) from error
     return skill, cells, {"blocks": wanted, "kv": kv or "f16", "force": force, "measure": influence}, warnings
 
 
-async def compile_events(scheduler: DecodeThread, data: Any) -> AsyncGenerator[bytes, None]:
-    """Compile a text, and yield the progress as encoded events, then the skill. Raises NotesError."""
+async def compile_events(scheduler: DecodeThread, data: Any, size: int) -> AsyncGenerator[bytes, None]:
+    """Compile a text, and yield the progress as encoded events, then the skill. `size`: bytes of the request. Raises
+    NotesError."""
     loop, waiting, gone = asyncio.get_running_loop(), asyncio.Queue[Json | None](), False
 
     def on_progress(progress: Json) -> None:  # in the decode thread
@@ -115,7 +117,7 @@ async def compile_events(scheduler: DecodeThread, data: Any) -> AsyncGenerator[b
         with suppress(RuntimeError):  # asyncio's loop has ended
             loop.call_soon_threadsafe(waiting.put_nowait, progress)
 
-    compiling = asyncio.ensure_future(_compile_text(scheduler, data, on_progress))
+    compiling = asyncio.ensure_future(_compile_text(scheduler, data, size, on_progress))
     compiling.add_done_callback(lambda _: waiting.put_nowait(None))
     try:
         while (progress := await waiting.get()) is not None:
@@ -127,9 +129,9 @@ async def compile_events(scheduler: DecodeThread, data: Any) -> AsyncGenerator[b
         await asyncio.gather(compiling, return_exceptions=True)
 
 
-async def _compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
+async def _compile_text(scheduler: DecodeThread, data: Any, size: int, on_progress: Callable[[Json], object]) -> Json:
     """Compile a text while other requests are decoded. Returns the skill. Raises Refused, SkillError."""
-    parsed = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
+    parsed = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data), size=size))
     workspace, (skill, cells, options, notices) = scheduler.workspace, parsed
 
     def step(label: str) -> Progress:
@@ -213,6 +215,8 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
         return len(scheduler.workspace.model.tokenize(text))
 
     check_size(scheduler.state, [*values.values()], "value")
+    for value in values.values():
+        scheduler.workspace.check_text(value)
     infos = {info.name: info for info in scheduler.segment_cache.known()}
     known = known_fields(*infos.values())
     longest = scheduler.state.longest or DEFAULT_CONTEXT

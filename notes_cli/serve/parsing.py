@@ -87,7 +87,7 @@ class NotesParams:
 
     @property
     def private(self) -> bool:
-        """True if the request shares no K/V with those of other clients."""
+        """True if the request is not compared with the library's texts."""
         return bool(self.cache_salt) or not self.match
 
 
@@ -124,6 +124,19 @@ class ChatRequest:
     ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
     prefill: str = ""  # beginning of the answer, the text of a last message of the assistant
     shared: str = ""  # beginning of the question that other requests have too (decisions.py)
+    size: int = 0  # bytes of its body
+    client: str = ""  # `client_of` its API key; "" for all requests if the server has one key or none
+
+    @property
+    def salt(self) -> str:
+        """What separates its prompts and conversations from others. `client` has one length for all requests, so no
+        `cache_salt` of a client makes it that of another."""
+        return self.client + self.notes.cache_salt
+
+    @property
+    def private_images(self) -> bool:
+        """True if its images are not kept in the library, where other clients would find them."""
+        return bool(self.client) or self.notes.private
 
 
 class Reader:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,6 @@ from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePar
 from notes_cli.text.names import is_name
 from notes_cli.text.tools import form_of
 
-LOSSLESS = ("gpt2", "llama", "rwkv")  # tokenizers that drop no characters
 TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
 SPARE = 128  # tokens that bound the template's text in a session's turn
 SENTENCE = 32  # tokens that bound the wording around an erratum
@@ -124,14 +123,6 @@ class ServerState:
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
     reuse: Reuse = "compiled"  # of requests that do not name it
 
-    @cached_property
-    def longest_token(self) -> int | None:
-        """Bytes of the longest token; None if the tokenizer may drop characters, so that this bounds nothing."""
-        model = self.workspace.model
-        if model.metadata("tokenizer.ggml.model") not in LOSSLESS:
-            return None
-        return max(len(model.token_bytes(token, special=True)) for token in range(model.n_vocab))
-
 
 def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = False) -> PreparedRequest:
     """Prepare a request. `dry`: for /explain, without compiling images. Raises NotesError."""
@@ -151,7 +142,8 @@ def check_size(state: ServerState, texts: Sequence[str], param: str) -> None:
     if state.longest is None or sum(map(len, texts)) <= state.longest:
         return
     count = sum(len("".join(text.split())) for text in texts)  # templates may strip white space
-    if state.longest_token is not None and count > state.longest * state.longest_token:
+    longest_token = state.workspace.model.longest_token
+    if longest_token is not None and count > state.longest * longest_token:
         raise too_long(state.longest, f"has a text of {count:,} characters", param)
 
 
@@ -180,6 +172,7 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
         check_size(state, [request.prompt], "prompt")
     for choice in (request.notes.ask or {}).get("choices") or ():
         check_size(state, [choice], "notes.choices")
+        state.workspace.check_text(choice)
 
 
 def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
@@ -218,7 +211,7 @@ def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: b
         grammar=params.grammar,
         recompute=request.notes.recompute,
         exact=request.notes.exact,
-        images=[cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        images=[cache.image(picture, private=request.private_images, dry=dry) for picture in pictures],
         memory=memory_segment(cache, request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
@@ -330,7 +323,7 @@ def _with_images(
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            image = state.segment_cache.image(part.picture, private=request.notes.private, dry=dry)
+            image = state.segment_cache.image(part.picture, private=request.private_images, dry=dry)
             [segment] = with_unique_names([image], skills)  # it may be repeated, or another skill may have its name
             skills[segment.name] = segment
             part = SkillPart(segment.name)
@@ -431,6 +424,7 @@ def check_bias(workspace: Workspace, request: ChatRequest) -> None:
 def _prompt_tokens(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:
     """Return the tokens of a raw prompt; the names of control tokens are parsed."""
     if isinstance(prompt, str):
+        workspace.check_text(prompt)
         tokens = workspace.with_bos(workspace.model.tokenize(prompt, special=True))
     else:
         tokens = np.array(prompt, np.int32)
@@ -502,6 +496,7 @@ def _layout(state: ServerState, question: answering.Question, text: str | None =
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:
     """Return an upper bound of the tokens of a session with its next prompt."""
     texts = [request.question, request.system or "", *request.errata, *request.fields.values()]
+    workspace.check_text("".join(texts))
     texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
     tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))

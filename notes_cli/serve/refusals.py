@@ -6,6 +6,7 @@ Host and Origin are checked against other sites' pages in the user's browser. A 
 from __future__ import annotations
 
 import gc
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -107,7 +108,7 @@ def as_refusal(error: NotesError) -> Refused:
     if isinstance(error, NoRoomError):
         return Refused(503, message, code="no_room", wait=1)
     if isinstance(error, ContextLengthError):
-        return too_long(error.longest, f"needs {error.tokens} tokens")
+        return too_long(error.longest, f"needs {'' if error.counted else 'more than '}{error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:
         return Refused(400, message, param="messages", code="context_length_exceeded")
     missing = isinstance(error, SegmentError) and help_ in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
@@ -147,6 +148,7 @@ HOST = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 OPEN = ("/health",)  # paths without a key, for load balancers
+KEY = "key"  # key of the request's state: the digest of its API key, if one is required
 
 
 def is_loopback(host: str) -> bool:
@@ -179,6 +181,8 @@ class Guard:
                 headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
                 await JSONResponse(error_body(error), error.status, headers)(scope, receive, send)
                 return
+            if (key := self._sent_key(Headers(scope=scope))) is not None:
+                scope.setdefault("state", {})[KEY] = hashlib.sha256(key).hexdigest()
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
@@ -195,16 +199,21 @@ class Guard:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
         if not self._keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
             return None
+        if self._sent_key(headers) is not None:
+            return None
+        message = "the API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
+        return Refused(401, message, code="invalid_api_key")
+
+    def _sent_key(self, headers: Headers) -> bytes | None:
+        """Return the accepted key that a request has; None without one."""
         sent_keys = [headers.get("x-api-key", "")]  # from clients of Anthropic's API
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             sent_keys.append(bearer)
         # Compares all of them, so that the time does not depend on which matches.
-        matches = [hmac.compare_digest(sent.strip().encode("latin-1"), key) for sent in sent_keys for key in self._keys]
-        if any(matches):
-            return None
-        message = "the API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
-        return Refused(401, message, code="invalid_api_key")
+        pairs = [(sent.strip().encode("latin-1"), key) for sent in sent_keys for key in self._keys]
+        accepted = [key for sent, key in pairs if hmac.compare_digest(sent, key)]
+        return accepted[0] if accepted else None
 
 
 def from_browser(headers: Headers) -> bool:

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -36,29 +36,31 @@ INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "require
 
 
 class ResponseStore:
-    """The messages of recent responses by id, for `previous_response_id`, in memory only. Any thread may use it."""
+    """The messages of recent responses by client and id, for `previous_response_id`, in memory only. Any thread may use
+    it. `client`: as in ChatRequest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._messages: OrderedDict[str, str] = OrderedDict()  # JSON of the whole conversation
+        self._messages: OrderedDict[tuple[str, str], str] = OrderedDict()  # JSON of the whole conversation
         self._bytes = 0
 
-    def keep(self, identity: str, messages: Sequence[Json]) -> None:
+    def keep(self, client: str, identity: str, messages: Sequence[Json]) -> None:
         text = json.dumps(messages)
         with self._lock:
-            self._messages[identity] = text
+            self._messages[client, identity] = text
             self._bytes += len(text)
             while self._messages and (len(self._messages) > KEPT or self._bytes > KEPT_BYTES):
                 self._bytes -= len(self._messages.popitem(last=False)[1])
 
-    def messages(self, identity: str) -> list[Json]:
-        """Return the messages of a response with those before it. Raises Refused for an unknown one."""
+    def messages(self, client: str, identity: str) -> list[Json]:
+        """Return the messages of a response with those before it. Raises Refused for an unknown one, and for that
+        of another client."""
         with self._lock:
-            if identity not in self._messages:
+            if (client, identity) not in self._messages:
                 message = f"there is no response {identity[:80]!r}: the server keeps the last {KEPT:,}, until it ends"
                 raise Refused(404, message, param="previous_response_id", code="previous_response_not_found")
-            self._messages.move_to_end(identity)
-            return list(json.loads(self._messages[identity]))
+            self._messages.move_to_end((client, identity))
+            return list(json.loads(self._messages[client, identity]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,9 @@ class ResponsesRequest:
     store: bool
 
 
-def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> ResponsesRequest:
-    """Parse a request of /v1/responses. `forms`: as in parse_chat. Raises Refused."""
+def parse_responses(data: Any, earlier: Callable[[str], list[Json]], *, forms: bool = True) -> ResponsesRequest:
+    """Parse a request of /v1/responses. `earlier`: returns the messages of a response by its id. `forms`: as in
+    parse_chat. Raises Refused."""
     reader = Reader(data)
     reader.refuse(*CHAT_ONLY)
     for key in ("background", "conversation", "prompt"):
@@ -81,7 +84,7 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
             raise Refused(400, f"{key} is not supported", param=key, code="unsupported_value")
     instructions, previous = reader.text("instructions"), reader.text("previous_response_id")
     new, places = _messages(reader.any("input"))
-    messages = [*(store.messages(previous) if previous else ()), *new]
+    messages = [*(earlier(previous) if previous else ()), *new]
     tools, for_client, skipped = _tools(reader.any("tools"))
     choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
     reasoning, text = reader.inner("reasoning"), reader.inner("text")
@@ -100,8 +103,8 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     }
     if LOGPROBS in include:
         body["logprobs"] = True
-    earlier = len(first) + len(messages) - len(new)
-    with renaming({f"messages[{number}]": place for number, place in enumerate(places, earlier)} | NAMES):
+    before = len(first) + len(messages) - len(new)
+    with renaming({f"messages[{number}]": place for number, place in enumerate(places, before)} | NAMES):
         chat = parse_chat(body, forms=forms)
     repeated = {
         "instructions": instructions or None,
@@ -254,7 +257,7 @@ class ResponsesReply(Reply):
             text = "".join(delta.text for delta in self._deltas.get(0, []) if not delta.reasoning)
             calls = tool_calls(self.done[0])
             answer = {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
-            self.kept.keep(response["id"], [*self.asked.messages, answer])
+            self.kept.keep(self.request.client, response["id"], [*self.asked.messages, answer])
         return response
 
     # Events.

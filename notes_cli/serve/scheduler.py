@@ -38,6 +38,7 @@ from notes_cli.serve.segment_cache import SegmentCache
 T = TypeVar("T")
 
 PREPARING = 4  # preparation threads, which share Python's interpreter lock
+LARGE = 1 << 18  # bytes of a request above which it is prepared in a thread of its own, one after the other
 LONG = 8  # most waiting compiles
 IDLE = 32  # idle prefixes that are kept
 CHUNK = 256  # prompt tokens that are prefilled per step
@@ -87,6 +88,7 @@ class DecodeThread:
         self._count = 0  # unfinished jobs
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PREPARING, "prepare")
+        self._large_pool = ThreadPoolExecutor(1, "prepare-large")
         self._preparing = 0  # calls of `prepare` that have not returned
         self._prepared: set[ServerJob] = set()  # and not finished
         self._closing = False
@@ -128,15 +130,16 @@ class DecodeThread:
             cancelled = [job for job in self._prepared if job.cancelled]
         job = ServerJob(request, on_event)
         try:
-            self.prepare(lambda: self._prepare(job, cancelled))
+            self.prepare(lambda: self._prepare(job, cancelled), size=request.size)
         except Refused:
             self._finish(job, "failed")
             raise
         return job
 
-    def prepare(self, function: Callable[[], T]) -> Future[T]:
+    def prepare(self, function: Callable[[], T], *, size: int = 0) -> Future[T]:
         """Call a function in a preparation thread. It may use the model, the library and `state`, and wait for the
-        decode thread by `compute`. Raises Refused if the model is not loaded."""
+        decode thread by `compute`. `size`: bytes of its request; large ones take turns, so that small ones find a free
+        thread and processor. Raises Refused if the model is not loaded."""
         with self._lock:
             if self._closing or self.ended:
                 raise Refused(503, "the server has ended", code="shutting_down")
@@ -149,7 +152,7 @@ class DecodeThread:
                 self._preparing -= 1
             self._arrivals.put(lambda: None)  # wakes the decode thread, which waits for this at its end
 
-        future = self._pool.submit(function)
+        future = (self._large_pool if size > LARGE else self._pool).submit(function)
         future.add_done_callback(returned)
         return future
 
@@ -241,6 +244,7 @@ class DecodeThread:
         except BaseException as error:
             (self.over if self.ready.done() else self.ready).set_exception(error)
         self._pool.shutdown(wait=False)
+        self._large_pool.shutdown(wait=False)
         self._refuse_arrivals()
 
     def _refuse_arrivals(self) -> None:

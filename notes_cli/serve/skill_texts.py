@@ -145,8 +145,8 @@ class Placer:
             raise Refused(404, message, param="model", code="model_not_found")
         return base, words
 
-    def place(self, data: Any) -> Placed:
-        """Put skills and errata into a chat request. Raises NotesError."""
+    def place(self, data: Any, client: str = "") -> Placed:
+        """Put skills and errata into a chat request. `client`: as in ChatRequest. Raises NotesError."""
         if not isinstance(data, dict):
             raise Refused(400, "the body must be a JSON object")
         body, given = {name: value for name, value in data.items() if name != "notes"}, data.get("notes")
@@ -182,19 +182,19 @@ class Placer:
             for reference in known.find(erratum.key) if erratum.field else ():
                 values[reference.skill, reference.field] = erratum.value or ""
         values = {key: value for key, value in values.items() if not key[0] or present[key[0]].values[key[1]] != value}
-        stated = self._state(messages, values, known)
+        stated = self._state(messages, values, known, client)
         if named:
             if messages[:1] == [] or messages[0].get("role") not in SYSTEM:
                 messages.insert(0, {"role": "system", "content": ""})
             _put_before(messages[0], [skill.text for skill, _ in named.values()])
         return Placed(body, tuple(present), tuple(stated), notes.explain)
 
-    def _state(self, messages: list[Json], values: Values, known: Known) -> list[str]:
+    def _state(self, messages: list[Json], values: Values, known: Known, client: str) -> list[str]:
         """Put errata before messages of the user or of tools, and return those that hold now."""
         if values and not any(message.get("role") in INPUTS for message in messages):
             messages.append({"role": "user", "content": ""})
         last = max((number for number, message in enumerate(messages) if message.get("role") in INPUTS), default=-1)
-        missing, digest, places = dict(values), hashlib.sha256(), dict[int, Values]()
+        missing, digest, places = dict(values), hashlib.sha256(client.encode()), dict[int, Values]()
         with self._lock:
             for number, message in enumerate(messages):
                 digest.update(json.dumps(message, sort_keys=True).encode() + b"\0")

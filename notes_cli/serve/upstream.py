@@ -13,23 +13,25 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+import anyio
 import httpx
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
-from notes_cli.serve.app import Options, application, read_body
+from notes_cli.serve.app import SIZE, Options, application, client_of, read_body
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
 from notes_cli.serve.refusals import Refused, read_json
+from notes_cli.serve.scheduler import LARGE
 from notes_cli.serve.skill_texts import Json, Placed, Placer
 from notes_cli.sessions.session import errata_of
 from notes_cli.text.skill import Skill
@@ -43,6 +45,8 @@ LONGEST_CORRECTION = 1000  # characters
 LONGEST_EVENT = 16 << 20  # bytes
 MOST_TOKENS = 1 << 53  # that a reply may count
 DONE = b"[DONE]"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class Upstream:
         self._target, self._placer, self._options = target, placer, options
         limits = httpx.Limits(max_connections=AT_A_TIME, max_keepalive_connections=0)
         certificates = ssl.create_default_context()  # those of the system
+        self._large = anyio.CapacityLimiter(1)
         self._client = httpx.AsyncClient(limits=limits, verify=certificates, trust_env=False)
 
     @property
@@ -148,11 +153,11 @@ class Upstream:
     # Skills and errata.
 
     async def skills(self, request: Request) -> Response:
-        skills = await run_in_threadpool(self._placer.texts.all)
+        skills = await anyio.to_thread.run_sync(self._placer.texts.all)
         return JSONResponse({"skills": [self._facts(skill) for skill in skills.values()]})
 
     async def skill(self, request: Request) -> Response:
-        skill = await run_in_threadpool(self._placer.texts.find, request.path_params["name"])
+        skill = await anyio.to_thread.run_sync(self._placer.texts.find, request.path_params["name"])
         spans = [place._asdict() for place in skill.fields]
         return JSONResponse({**self._facts(skill), "text": skill.text, "spans": spans})
 
@@ -165,19 +170,20 @@ class Upstream:
         if max(map(len, values.values())) > LONGEST_CORRECTION:
             raise Refused(400, f"value has more than {LONGEST_CORRECTION:,} characters", param="value")
         texts = self._placer.texts
-        added = await run_in_threadpool(lambda: texts.errata.add(errata_of(texts.all(), values)))
+        added = await anyio.to_thread.run_sync(lambda: texts.errata.add(errata_of(texts.all(), values)))
         return JSONResponse({"errata": list(map(erratum_as_json, added))})
 
     # Requests that are passed on.
 
     async def chat(self, request: Request) -> Response:
         _, data = await self._read(request)
-        return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
+        client = client_of(request, self._options)
+        return await self._pass_on(request, *await self._in_thread(request, partial(self._placed, data, client)))
 
-    def _placed(self, data: Any) -> tuple[bytes, Exchange]:
+    def _placed(self, data: Any, client: str) -> tuple[bytes, Exchange]:
         """Put skills and errata into a request. Raises NotesError."""
         try:
-            placed = self._placer.place(data)
+            placed = self._placer.place(data, client)
             body, usage_wanted = placed.body, True
             options = body.get("stream_options") or {}
             if body.get("stream") is True and isinstance(options, dict) and not options.get("include_usage"):
@@ -338,12 +344,17 @@ class Upstream:
         if exchange.first is not None:
             metrics.first_token.observe(exchange.first)
 
+    async def _in_thread(self, request: Request, function: Callable[[], T]) -> T:
+        """Call a function that reads the request's body in another thread. Large ones take turns."""
+        limiter = self._large if request.scope["state"][SIZE] > LARGE else None
+        return await anyio.to_thread.run_sync(function, limiter=limiter)
+
     async def _read(self, request: Request) -> tuple[bytes, Any]:
         """Read a JSON body; return its bytes and its value. Raises Refused."""
         if self.draining:
             raise Refused(503, "the server is ending", code="draining", wait=5, last=True)
         raw = await read_body(request, self._options.body)
-        return raw, await run_in_threadpool(read_json, raw)
+        return raw, await self._in_thread(request, partial(read_json, raw))
 
 
 def _end_of_event(data: bytes, searched: int) -> int:

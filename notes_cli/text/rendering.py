@@ -3,7 +3,8 @@
 Chat templates are programs from untrusted model files. Jinja's sandbox isolates them, but does not stop `10**(10**7)`,
 nested loops or nested lists from exhausting time and memory, some of it in a single uninterruptible instruction. A
 child process renders them, so that the system enforces the limits and ends it beyond them. It starts with the first
-template and serves all others, one line of JSON in each direction.
+template and serves all others, one line of JSON in each direction. A second one renders large variables, for which
+small ones do not wait.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PATIENCE = 120  # wall-clock seconds a text, on a busy machine
 MEMORY = 512 << 20  # bytes of address space of the child
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_TEXT = 4 << 20  # characters of output
+LARGE = 1 << 18  # characters of variables
 _CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
 
 
@@ -43,24 +45,7 @@ def render(source: str, variables: str, now: datetime | None = None) -> str:
     if len(source) > MAX_SOURCE:
         raise RenderError(f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
     request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
-    with _lock:
-        child = _start_child()
-        assert child.stdin is not None and child.stdout is not None
-        late = threading.Timer(PATIENCE, child.kill)
-        late.daemon = True
-        late.start()
-        try:
-            with contextlib.suppress(BrokenPipeError):  # readline then returns nothing
-                child.stdin.write(json.dumps(request).encode() + b"\n")
-                child.stdin.flush()
-            line = child.stdout.readline()
-        except BaseException:  # an interrupt: a late line must not become the next reply
-            _end_child(child)
-            raise
-        finally:
-            late.cancel()
-        if not line.endswith(b"\n"):
-            raise RenderError(f"failed: {_describe_exit(_end_child(child))}")
+    line = (_large if len(variables) > LARGE else _usual).ask(json.dumps(request).encode() + b"\n")
     reply: dict[str, str] = json.loads(line)
     if "error" in reply:
         raise RenderError(reply["error"])
@@ -69,50 +54,82 @@ def render(source: str, variables: str, now: datetime | None = None) -> str:
 
 # ---- parent
 
-_lock = threading.Lock()
-_child: subprocess.Popen[bytes] | None = None
-_owner = 0  # process that started it; after a fork the child remains the parent's
+
+class _Renderer:
+    """A child process, started when it is needed. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # process that started it; after a fork the child remains the parent's
+
+    def ask(self, line: bytes) -> bytes:
+        """Return the line that the child answers. Raises RenderError if it ends before."""
+        with self._lock:
+            child = self._start()
+            assert child.stdin is not None and child.stdout is not None
+            late = threading.Timer(PATIENCE, child.kill)
+            late.daemon = True
+            late.start()
+            try:
+                with contextlib.suppress(BrokenPipeError):  # readline then returns nothing
+                    child.stdin.write(line)
+                    child.stdin.flush()
+                reply = child.stdout.readline()
+            except BaseException:  # an interrupt: a late line must not become the next reply
+                self._end(child)
+                raise
+            finally:
+                late.cancel()
+            if not reply.endswith(b"\n"):
+                raise RenderError(f"failed: {_describe_exit(self._end(child))}")
+            return reply
+
+    def start(self) -> None:
+        """Start the child without waiting for it. If that fails, `ask` reports it."""
+        with self._lock, contextlib.suppress(RenderError):
+            self._start()
+
+    def end_at_exit(self) -> None:
+        if self._child is not None and self._owner == os.getpid():
+            self._end(self._child)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Return the child, started if necessary. Raises RenderError if it cannot be started."""
+        if self._child is not None and self._owner == os.getpid() and self._child.poll() is None:
+            return self._child
+        import subprocess  # most commands start nothing
+
+        command = [sys.executable, "-I", "-c", _CHILD.format(sys.path)]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        try:
+            # In its own session: Ctrl-C is sent to the parent only, which ends the child.
+            self._child = subprocess.Popen(command, **pipes, start_new_session=True)
+        except OSError as error:
+            raise RenderError(f"cannot be rendered: {sys.executable} does not start ({error.strerror})") from error
+        self._owner = os.getpid()
+        return self._child
+
+    def _end(self, child: subprocess.Popen[bytes]) -> int:
+        """End the child and return its status; below 0 the signal that ended it."""
+        from subprocess import TimeoutExpired
+
+        self._child = None
+        assert child.stdin is not None and child.stdout is not None
+        with contextlib.suppress(OSError):
+            child.stdin.close()
+        child.stdout.close()
+        try:
+            return child.wait(0.2)  # it has ended, unless interrupted
+        except TimeoutExpired:
+            child.kill()
+            return child.wait()
 
 
-def start_rendering() -> None:
-    """Start the child process without waiting for it. If that fails, `render` reports it."""
-    with _lock, contextlib.suppress(RenderError):
-        _start_child()
-
-
-def _start_child() -> subprocess.Popen[bytes]:
-    """Return the child process, started if necessary. Raises RenderError if it cannot be started."""
-    global _child, _owner
-    if _child is not None and _owner == os.getpid() and _child.poll() is None:
-        return _child
-    import subprocess  # most commands start nothing
-
-    command = [sys.executable, "-I", "-c", _CHILD.format(sys.path)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    try:
-        # In its own session: Ctrl-C is sent to the parent only, which ends the child.
-        _child = subprocess.Popen(command, **pipes, start_new_session=True)
-    except OSError as error:
-        raise RenderError(f"cannot be rendered: {sys.executable} does not start ({error.strerror})") from error
-    _owner = os.getpid()
-    return _child
-
-
-def _end_child(child: subprocess.Popen[bytes]) -> int:
-    """End the child and return its status; below 0 the signal that ended it."""
-    global _child
-    from subprocess import TimeoutExpired
-
-    _child = None
-    assert child.stdin is not None and child.stdout is not None
-    with contextlib.suppress(OSError):
-        child.stdin.close()
-    child.stdout.close()
-    try:
-        return child.wait(0.2)  # it has ended, unless interrupted
-    except TimeoutExpired:
-        child.kill()
-        return child.wait()
+_usual, _large = _Renderer(), _Renderer()
+start_rendering = _usual.start
+atexit.register(_usual.end_at_exit)
+atexit.register(_large.end_at_exit)
 
 
 def _describe_exit(status: int) -> str:
@@ -121,12 +138,6 @@ def _describe_exit(status: int) -> str:
     if status == -getattr(signal, "SIGKILL", 0):
         return f"it takes more than {PATIENCE} seconds, or more memory than the system has"
     return f"the process that renders it ended ({signal.Signals(-status).name if status < 0 else f'status {status}'})"
-
-
-@atexit.register
-def _end_at_exit() -> None:
-    if _child is not None and _owner == os.getpid():
-        _end_child(_child)
 
 
 # ---- child

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notes_cli.engine.model import Model
+from notes_cli.engine.model import LIKELY, Model
 from notes_cli.engine.native import llama
 from notes_cli.errors import ModelError
 
@@ -48,6 +51,13 @@ def check(model: Model, text: str) -> None:
     assert not any(model._is_control(int(token)) for token in ids), text
     data, found = text.encode(), b"".join(model.token_bytes(int(token)) for token in ids)
     assert found in (data, b" " + data)
+    check_bound(model, text)
+
+
+def check_bound(model: Model, text: str) -> None:
+    """No text is certain to have more tokens than it has."""
+    bound, count = model._token_bound, len(model.tokenize(text))
+    assert bound is None or not bound.exceeds(text.encode(), count), text
 
 
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem.removeprefix("ggml-vocab-"))
@@ -63,6 +73,35 @@ def test_no_vocabulary_gives_structure_for_words(path: Path) -> None:
                 check(model, text)
         check(model, " ".join(marks[:200]))
         check(model, "</think>".join(marks[:20]))
+        draw = random.Random(3)
+        pieces = [model.text([draw.randrange(model.n_vocab)]).replace("\ufffd", "") for _ in range(400)]
+        for text in ("".join(pieces), " ".join(pieces), "\u2581".join(pieces), "\x04\r\n " * 99, "a" * 999, " " * 999):
+            check_bound(model, text)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-spm", "falcon", "starcoder"])
+def test_what_cannot_fit_is_known_without_tokenizing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tenth of the tokens for words, letters, blanks and signs; never too early (`check_bound`)."""
+    with Vocabulary(next(path for path in VOCABULARIES if path.stem == f"ggml-vocab-{name}")) as model:
+        words = "The return of a chair takes nine days. "
+        texts = [words * 900, "a" * 40_000, "\u4e2d\u6587" * 9000, "b" + " " * 40_000]
+        counts = [len(model.tokenize(text)) for text in texts]
+        monkeypatch.setattr(Model, "_tokenize", lambda *_: pytest.fail("it was tokenized"))
+        for text, count in zip(texts, counts, strict=True):
+            assert model.exceeds(text, min(count * 9 // 10, len(text) // LIKELY - 1)), text[:9]
+            assert not model.exceeds(text, count)
+
+
+def test_a_long_word_needs_a_deep_stack() -> None:
+    """std::regex in llama.cpp recurses for each character of a word, which ended the process."""
+    path = next(path for path in VOCABULARIES if path.stem == "ggml-vocab-falcon")
+    code = (
+        "import sys; from pathlib import Path; from engine.test_tokens import Vocabulary\n"
+        "print(len(Vocabulary(Path(sys.argv[1])).tokenize('!' * 100_000)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code, str(path)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 1000, done.stderr
 
 
 def test_there_are_vocabularies() -> None:

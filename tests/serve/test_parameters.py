@@ -11,7 +11,7 @@ from notes_cli.engine.sampler import RANGES, SamplerOptions
 from notes_cli.serve.messages_api import parse_messages
 from notes_cli.serve.parsing import DRAWN, ChatRequest, parse_chat, parse_completion
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.responses_api import ResponseStore, parse_responses
+from notes_cli.serve.responses_api import parse_responses
 
 from .conftest import QUESTION, Json, Served, reply_text, started
 
@@ -102,7 +102,7 @@ USER: list[Json] = [{"role": "user", "content": "?"}]
     [
         lambda more: parse_chat({"messages": USER, **more}),
         lambda more: parse_completion({"prompt": "?", **more})[0],
-        lambda more: parse_responses({"input": "?", **more}, ResponseStore()).chat,
+        lambda more: parse_responses({"input": "?", **more}, list).chat,
         lambda more: parse_messages({"messages": USER, "max_tokens": 9, **more}),
     ],
     ids=["chat", "completion", "responses", "messages"],

@@ -94,7 +94,7 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
 
 def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused with the limit, and not tokenised."""
-    assert served.scheduler.state.longest_token == 13
+    assert served.scheduler.workspace.model.longest_token == 13
     chat, raw, text = "/v1/chat/completions", "/v1/completions", "the return " * 9000
     many, long = "5,000 messages", "a text of 81,000 characters"
     never: list[tuple[str, Json, str]] = [

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.responses_api import ResponsesReply, ResponseStore, parse_responses
+from notes_cli.serve.responses_api import ResponsesReply, parse_responses
 from notes_cli.text.messages import ToolCall
 
 from .conftest import QUESTION, Json, Served, reply_text
@@ -69,7 +69,7 @@ def test_a_call_and_its_result(served: Served) -> None:
 
 def test_only_the_item_that_was_cut_is_incomplete() -> None:
     """Reasoning before a call that was cut is whole."""
-    asked = parse_responses({"input": "Look.", "tools": [TOOL]}, ResponseStore())
+    asked = parse_responses({"input": "Look.", "tools": [TOOL]}, list)
     reply = ResponsesReply(asked.chat, "tiny", asked=asked)
     done = AnswerDone(0, "length", 2, calls=(ToolCall("1", "look", cut='{"x'),))
     for event in (TextDelta(0, "Hm.", reasoning=True), done):

@@ -136,7 +136,7 @@ def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
 @pytest.mark.process
 def test_a_template_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a single instruction. The child of this test has one second."""
-    rendering._end_child(rendering._start_child())
+    rendering._usual._end(rendering._usual._start())
     more = "import serve; from notes_cli.text import rendering; rendering.SECONDS = 0"
     monkeypatch.setattr(rendering, "_CHILD", rendering._CHILD.replace("import serve", more))
     try:
@@ -144,12 +144,12 @@ def test_a_template_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None
             rendering.render("{{ 10**(10**7) }}", "{}")
         assert rendering.render("b", "{}") == "b"
     finally:
-        rendering._end_child(rendering._start_child())  # other tests have their two seconds
+        rendering._usual._end(rendering._usual._start())  # other tests have their two seconds
 
 
 def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is not lost, and a late reply does not become the text of the next template."""
-    child = rendering._start_child()
+    child = rendering._usual._start()
 
     class Interrupted:
         """A child that does not reply before Ctrl-C."""
@@ -163,7 +163,7 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
             def readline() -> bytes:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(rendering, "_child", Interrupted())
+    monkeypatch.setattr(rendering._usual, "_child", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         rendering.render("a", "{}")
     assert rendering.render("b", "{}") == "b" and child.poll() is not None

@@ -1,0 +1,100 @@
+"""Tests large requests: what cannot fit is not tokenized, and small ones are prepared while a large one is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.model import Model
+from notes_cli.serve import app, scheduler
+
+from .conftest import QUESTION, Json, Served, started
+from .test_robust import wait
+
+ASK: Json = {"role": "user", "content": QUESTION}
+LETTERS = "a" * 50_000  # could fit the context if all its tokens were the longest of the vocabulary, and has 50,000
+CALL = {"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": f'{{"at": "{LETTERS}"}}'}}
+TOOL: Json = {"type": "function", "function": {"name": "look", "description": LETTERS, "parameters": {}}}
+CHAT, MANY = "/v1/chat/completions", [{"role": "user", "content": LETTERS[:100]}, {"role": "assistant", "content": "a"}]
+NEVER: list[tuple[str, Json]] = [
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}]}),
+    (CHAT, {"messages": MANY * 400 + [ASK]}),
+    (CHAT, {"messages": [ASK], "tools": [TOOL]}),
+    (CHAT, {"messages": [ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}]}),
+    (CHAT, {"messages": [ASK], "notes": {"errata": [LETTERS]}}),
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"session": "large"}}),
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"ask": True}}),
+    (CHAT, {"messages": [ASK], "notes": {"ask": True, "choices": ["b", LETTERS]}}),
+    ("/v1/completions", {"prompt": LETTERS}),
+    ("/v1/responses", {"input": LETTERS}),
+    ("/v1/messages", {"max_tokens": 1, "messages": [{**ASK, "content": LETTERS}]}),
+    ("/v1/messages/count_tokens", {"messages": [{**ASK, "content": LETTERS}]}),
+    ("/v1/decisions", {"input": LETTERS, "questions": [{"type": "predicate", "instructions": "Is it?"}]}),
+    ("/v1/notes/compile", {"name": "large", "text": LETTERS}),
+    ("/v1/notes/explain", {"messages": [{**ASK, "content": LETTERS}]}),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenized() -> Iterator[list[int]]:
+    """The characters of each text that is tokenized."""
+    found: list[int] = []
+    tokenize = Model._tokenize
+
+    def counted(self: Model, text: str, special: bool) -> Any:
+        found.append(len(text))
+        return tokenize(self, text, special)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Model, "_tokenize", counted)
+        yield found
+
+
+@pytest.mark.parametrize(("path", "body"), NEVER)
+def test_what_cannot_fit_is_not_tokenized(served: Served, tokenized: list[int], path: str, body: Json) -> None:
+    tokenized.clear()
+    reply = served.http.post(path, json=body)
+    error = reply.json()["error"]
+    assert reply.status_code == 400 and "this request needs more than 4096 tokens" in error["message"], error
+    assert sum(tokenized) < 10_000
+    short = served.http.post("/tokenize", json={"content": "a" * 3000}).json()["tokens"]
+    assert tokenized[-1] == 3000 == len(short), "it would have been counted"
+    wait(lambda: served.scheduler.load == 0)
+
+
+def test_a_text_is_counted_beyond_the_context(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(served.http.post("/tokenize", json={"content": LETTERS}).json()["tokens"]) == len(LETTERS)
+    monkeypatch.setattr(app, "COUNTED", 9999)
+    error = served.http.post("/tokenize", json={"content": LETTERS}).json()["error"]
+    assert error["code"] == "context_length_exceeded" and "has more than 9999 tokens" in error["message"]
+
+
+def test_small_requests_do_not_wait_for_large_ones(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More large ones than there are threads: one is prepared at a time, and the others leave the threads free."""
+    inside, most, go, read_json = 0, 0, threading.Event(), app.read_json
+
+    def slow(data: bytes) -> Any:
+        nonlocal inside, most
+        if len(data) > scheduler.LARGE:
+            inside += 1
+            most = max(most, inside)
+            go.wait(30)
+            inside -= 1
+        return read_json(data)
+
+    monkeypatch.setattr(app, "read_json", slow)
+    with started(library) as served, ThreadPoolExecutor() as pool:
+        large = {"messages": [{**ASK, "content": "a" * scheduler.LARGE}]}
+        sent = [pool.submit(served.http.post, CHAT, json=large) for _ in range(scheduler.PREPARING + 1)]
+        try:
+            wait(lambda: inside == 1)
+            for path, body in ((CHAT, {"messages": [ASK], "max_tokens": 1}), ("/tokenize", {"content": "a"})):
+                assert served.http.post(path, json=body).status_code == 200 and inside == 1
+        finally:
+            go.set()
+        assert {one.result().status_code for one in sent} == {400} and most == 1
