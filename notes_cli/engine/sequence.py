@@ -385,11 +385,6 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             insort(self._divisions, at)
 
     @property
-    def last_division(self) -> int:
-        """Number of tokens before the last division; 0 without one."""
-        return self._divisions[-1] if self._divisions else 0
-
-    @property
     def batch(self) -> int:
         """Number of pending tokens that may go into the next batch."""
         end = next((at for at in self._divisions if at > self._done), len(self))
@@ -398,12 +393,12 @@ class KVSequence(AbstractContextManager["KVSequence"]):
     @property
     def undivided(self) -> int:
         """Number of pending tokens after the last division."""
-        return len(self) - max(self._done, self.last_division)
+        return len(self) - max([self._done, *self._divisions[-1:]])
 
     @property
     def divided(self) -> bool:
         """True if all tokens before the last division are decoded."""
-        return self._done >= self.last_division
+        return not self._divisions or self._done >= self._divisions[-1]
 
     def advance(self, count: int, outputs: range, *, alone: bool) -> None:
         """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch;

@@ -268,7 +268,7 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
     if not segment.backend:
         return "it is not known what computed its rows"
     if segment.backend.startswith(context.backend + RESUMED):
-        return "compiled anew from a change on, in other batches than as a whole (notes compile --force)"
+        return "compiled anew from a change on, in other batches than as a whole"
     if segment.backend != context.backend:
         return f"its rows were computed with {segment.backend}, and this context has {context.backend}"
     return None
