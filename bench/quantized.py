@@ -124,25 +124,29 @@ def random_tokens(path: Path) -> tuple[bool, bool]:
         return np.array_equal(spliced, wanted), np.array_equal(whole, wanted)
 
 
-def rows(types: tuple[str, ...]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each type with its row of SmolLM2, and the rows of the zoo."""
+def rows(types: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield a row of each type for SmolLM2, and one for the zoo."""
     with notes.open("smollm2") as model:
         source = model.workspace.model.path
     folder = ROOT / "build" / "quantized"
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.gguf"
     for kind in types:
-        path = folder / "model.gguf"
-        matrices = quantize(source, kind, path)
-        row = " | ".join((kind, matrices, *ask(path)))
-        print(time.strftime("%H:%M:%S"), row, file=sys.stderr, flush=True)
-        small = []
+        large = " | ".join((kind, quantize(source, kind, path), *ask(path)))
+        matrices, found = dict[str, str](), dict[str, tuple[bool, bool]]()
         for name in ZOO:
-            matrices = quantize(ROOT / "build" / "zoo" / "models" / f"{name}.gguf", kind, path)
-            same, whole_too = ("equal" if one else "differs" for one in random_tokens(path))
-            small.append(f"{kind} | {name} | {matrices} | {same} | {whole_too}")
-            print(small[-1], file=sys.stderr, flush=True)
+            matrices[name] = quantize(ROOT / "build" / "zoo" / "models" / f"{name}.gguf", kind, path)
+            found[name] = random_tokens(path)
+        small = " | ".join((kind, matrices[ZOO[0]], *(named(found, which) for which in (0, 1))))
+        print(time.strftime("%H:%M:%S"), large, small, sep="\n", file=sys.stderr, flush=True)
         path.unlink()
-        yield kind, [row], small
+        yield large, small
+
+
+def named(found: dict[str, tuple[bool, bool]], which: int) -> str:
+    """How many of the models are equal, and the names of the others."""
+    others = [name for name, equal in found.items() if not equal[which]]
+    return f"{len(found) - len(others)} of {len(found)}" + (f" (not {', '.join(others)})" if others else "")
 
 
 def main() -> int:
@@ -150,12 +154,10 @@ def main() -> int:
     parser.add_argument("--type", choices=TYPES, action="append", help="one type alone; repeatable")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables between this page's marks")
     given = parser.parse_args()
-    large, small = list[str](), list[str]()
-    for _, row, more in rows(tuple(given.type or TYPES)):
-        large += row
-        small += more
+    large, small = zip(*rows(tuple(given.type or TYPES)), strict=True)
     head = "file | its matrices | spliced | `--exact` | `--exact` after another text | apart in one batch"
-    text = f"\n\n{grid(head, large)}\n\n{grid('file | model | its matrices | spliced | in one batch', small)}\n\n"
+    zoo = f"file | matrices of {ZOO[0]} | models with equal bits, spliced | in one batch"
+    text = f"\n\n{grid(head, large)}\n\n{grid(zoo, small)}\n\n"
     print(text)
     if given.write:
         put_between(given.write, BEGIN, END, text)
