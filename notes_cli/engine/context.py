@@ -197,8 +197,8 @@ class Context(AbstractContextManager["Context"]):
         self._watched = not model.recurrent and not self.drops and interrupts.descriptor() >= 0
         if self._watched:
             native.call("notes_watch", handle, interrupts.descriptor())
-        # tokens that run without an interrupt
-        self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)
+        # tokens of a call at most: whole micro-batches, unless they run without an interrupt
+        self.stride = self.n_batch // self.n_ubatch * self.n_ubatch if self._watched else min(self.n_batch, _STRIDE)
 
     @property
     def n_ctx(self) -> int:
@@ -234,12 +234,13 @@ class Context(AbstractContextManager["Context"]):
 
     @property
     def backend(self) -> str:
-        """Everything in this context and machine that changes rounding: flash attention, devices, llama.cpp's version.
-        The number of threads and the batch sizes do not."""
+        """Everything in this context and machine that changes rounding: flash attention, micro-batches, threads (among
+        which few tokens divide the K/V that they attend to), devices, llama.cpp's version."""
         model = self.model
         machine = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []
         digest = hashlib.sha256("\n".join([native.system_info(), *machine]).encode()).hexdigest()[:8]
-        return f"flash attention {self.options.flash_attention}, backend {digest}"
+        sizes = f"micro-batch {self.n_ubatch}, threads {self.threads}"
+        return f"flash attention {self.options.flash_attention}, {sizes}, backend {digest}"
 
     @property
     def compile_options(self) -> ContextOptions:

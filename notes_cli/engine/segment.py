@@ -290,6 +290,9 @@ class Prefill(NamedTuple):
         return self.seconds * tokens / self.tokens
 
 
+RESUMED = ", resumed at token "  # in Segment.backend: a compile of the whole text would not begin a batch there
+
+
 @dataclass(frozen=True, slots=True)
 class Segment(_Referable):
     """A compiled skill. K is rotated to positions base, base+1, ...: `base` is the skill's position when it was

@@ -2,16 +2,18 @@
 
 Pieces are decoded text, spliced segments, errata and answers. Decoding is deferred until a splice or logits need it, so
 that neighbouring pieces share a batch. Which tokens share a batch changes the last bits of their K/V, so it depends on
-the tokens and splices alone (`divide`).
+the tokens and skills alone (`divide`), and a skill is decoded in the batches in which it is compiled (`append_skill`).
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -45,6 +47,7 @@ T = TypeVar("T")
 Logits = NDArray[np.float32]
 Task = Generator[Sequence["KVSequence"], None, T]  # yields the sequences whose pending tokens it needs decoded
 Stopped = Literal["end", "length", "context"]  # why generation ended: an end token, max_tokens, or a full context
+FIRST = (32, 96)  # tokens of a long skill's first batches, so that progress shows before a whole micro-batch is done
 
 
 class _Tail(NamedTuple):
@@ -62,8 +65,8 @@ class Batches(NamedTuple):
     """Rows that a prefill of the same tokens alone has bit for bit, since it decodes them in the same batches."""
 
     base: int = 0  # end of the last placed segment, where batches begin
-    cut: int = 0  # where a batch was ended to begin the next there (`divide`); 0: nowhere
-    whole: int = 0  # end of the whole micro-batches from there
+    cuts: tuple[int, ...] = ()  # after it, where a batch was ended to begin the next there (`divide`)
+    whole: int = 0  # end of the whole micro-batches from the last of these
     end: int = 0  # end of the batch after these
 
 
@@ -84,7 +87,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self.batches = Batches()
-        self._divided = 0  # tokens before this one go into no batch with it and those after it
+        self._divisions: list[int] = []  # tokens before each go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
@@ -144,14 +147,14 @@ class KVSequence(AbstractContextManager["KVSequence"]):
 
     def _cut_batches(self, length: int) -> None:
         """Keep the batches of the first `length` rows."""
-        base, cut, whole, end = self.batches
+        base, cuts, whole, end = self.batches
         if length < base:
             self.batches = Batches()
         elif length < end:
-            cut = cut if cut <= length else 0
-            first = cut or base
+            cuts = tuple(cut for cut in cuts if cut <= length)
+            first = cuts[-1] if cuts else base
             whole = first + (min(length, whole) - first) // self.context.n_ubatch * self.context.n_ubatch
-            self.batches = Batches(base, cut, whole, whole)
+            self.batches = Batches(base, cuts, whole, whole)
 
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
         """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
@@ -195,6 +198,25 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self.pieces.append(Piece(kind, name, len(self), len(new), how, reason, detail))
         self._tokens += new
         self._logits = None
+
+    def append_skill(
+        self,
+        tokens: Iterable[int],
+        kind: str = "splice",
+        name: str = "",
+        reason: Reason = Reason.PLAIN,
+        detail: str = "",
+        *,
+        present: int = 0,
+    ) -> None:
+        """Append the tokens of a skill, after the first `present` of them, to be decoded in the batches in which it is
+        compiled: their K/V is then bit for bit that of the compiled skill, if what precedes it is. Some products round
+        otherwise for a few tokens (K-quants on the CPU)."""
+        start = len(self) - present
+        self.divide()
+        self.append(tokens, kind, name, reason=reason, detail=detail)
+        for end in skill_divisions(len(self) - start, self.context.n_ubatch):
+            self.divide(start + end)
 
     def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True) -> None:
         """As `splice_task`, not as a task."""
@@ -262,7 +284,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self.pieces.append(piece)
         self._tokens += [int(token) for token in tokens]
         if segment.name and self._done == self.batches.end:  # a skill, not rows of an evicted prefix
-            self.batches = Batches(len(self), 0, len(self), len(self))
+            self.batches = Batches(len(self), (), len(self), len(self))
         self._done = len(self)
         self._logits = None
 
@@ -358,17 +380,25 @@ class KVSequence(AbstractContextManager["KVSequence"]):
     def divide(self, at: int | None = None) -> None:
         """End a batch after the first `at` tokens, by default after all: later ones are not decoded together
         with these."""
-        self._divided = len(self) if at is None else at
+        at = len(self) if at is None else at
+        if at > self._done and at not in self._divisions:
+            insort(self._divisions, at)
 
     @property
     def batch(self) -> int:
         """Number of pending tokens that may go into the next batch."""
-        return len(self.pending) if self._done >= self._divided else self._divided - self._done
+        end = next((at for at in self._divisions if at > self._done), len(self))
+        return end - self._done
+
+    @property
+    def undivided(self) -> int:
+        """Number of pending tokens after the last division."""
+        return len(self) - max([self._done, *self._divisions[-1:]])
 
     @property
     def divided(self) -> bool:
-        """True if all tokens before the division are decoded."""
-        return self._done >= self._divided
+        """True if all tokens before the last division are decoded."""
+        return not self._divisions or self._done >= self._divisions[-1]
 
     def advance(self, count: int, outputs: range, *, alone: bool) -> None:
         """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch;
@@ -376,8 +406,8 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         end = self._done + count
         if alone and self._done == self.batches.whole:
             self.batches = self.batches._replace(whole=end - count % self.context.n_ubatch, end=end)
-            if end == self._divided:
-                self.batches = self.batches._replace(cut=end, whole=end)
+            if end in self._divisions:
+                self.batches = self.batches._replace(cuts=(*self.batches.cuts, end), whole=end)
         self._done = end
         try:
             logits = [self.context.logits(index) for index in outputs]
@@ -425,15 +455,15 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             self._cut_batches(self._done)
         return None if self.pending else self._logits
 
-    def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
+    def flush(self, progress: Progress | None = None) -> None:
         """Decode all pending tokens. After a failure or an interrupt, decoded tokens stay and the rest is pending.
-        `progress` is called per micro-batch; `first`: sizes of the first ones, to measure the speed early."""
+        `progress` is called per micro-batch."""
         if self.dry:
             self._done = len(self)
             return
-        total, sizes = len(self.pending), iter(first)
+        total = len(self.pending)
         while self.pending:
-            decode([self], min(next(sizes, self.context.n_ubatch), self.context.n_ubatch) if progress else None)
+            decode([self], self.context.n_ubatch if progress else None)
             if progress:
                 progress(total - len(self.pending), total)
         self.check_intact()
@@ -489,7 +519,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits, self._divided, self.batches = None, 0, Batches()
+        self._logits, self._divisions, self.batches = None, [], Batches()
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)
@@ -521,7 +551,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         """Drop all but the first `length` tokens. Raises EngineError for a cut within an image."""
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the sequence has {len(self)}")
-        self._divided = min(self._divided, length)
+        self._divisions = [at for at in self._divisions if at <= length]
         at = self.position(length)
         if length < self._done:
             if not self.dry:
@@ -627,6 +657,20 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             f"the context is full: {self.room} of its {self.context.cells} cells are free, {count} are needed",
             Help.LARGER_CONTEXT(tokens=_next_size(self.context.cells + count - self.room)),
         )
+
+
+def skill_divisions(count: int, size: int) -> list[int]:
+    """Return after how many tokens of a skill of `count` a batch ends that need not, in micro-batches of `size`."""
+    return [*(accumulate(FIRST) if count > max(size, 2 * sum(FIRST)) else ()), count]
+
+
+def skill_batches(count: int, size: int) -> list[int]:
+    """Return after how many tokens of a skill of `count` each of its batches ends, in micro-batches of `size`."""
+    ends = [0]
+    for division in skill_divisions(count, size):
+        while ends[-1] < division:
+            ends.append(min(ends[-1] + size, division))
+    return ends[1:]
 
 
 def _next_size(tokens: int) -> int:

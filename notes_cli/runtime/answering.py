@@ -112,7 +112,7 @@ class Question:
             if self.choose_method:
                 sequence, draft = choose_per_edit(workspace, draft, sequence)
             if on_boundary and job.boundary:
-                if sequence.divided and sequence.rows < job.boundary:  # its question would be in the same batch
+                if len(sequence) - sequence.undivided < job.boundary:  # its question would be in the same batch
                     sequence.divide(job.boundary)
                 while not sequence.divided:
                     yield [sequence]

@@ -13,7 +13,7 @@ import numpy as np
 
 from notes_cli.editing.methods import amend, free_cells, prepare
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import Segment, Tokens, quantized
+from notes_cli.engine.segment import RESUMED, Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
@@ -96,7 +96,7 @@ def assemble_task(
         for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the chunk before the first
             # Many tokens pending before the question are decoded separately, few together with it, as where prompts
             # share that prefix (runtime/prefix_cache.py).
-            if number == last and len(sequence.pending) > APART:
+            if number == last and sequence.undivided > APART:
                 sequence.divide()
             skipped, present = min(present, len(ids)), max(0, present - len(ids))
             ids = ids[skipped:]
@@ -114,7 +114,7 @@ def assemble_task(
                 embeddings = workspace.encode_images(segment, dry=dry)
                 sequence.append_image(embeddings, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
-                sequence.append(ids, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                sequence.append_skill(ids, chunk.kind, chunk.name, Reason.NOT_SPLICED, present=skipped)
             elif changed and prompt.method.record.edits_rows:
                 amend(sequence, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
@@ -252,7 +252,7 @@ class SegmentPlacer:
                 yield [sequence]
             sequence.append_image(self.encode_images(segment), "splice", segment.name, decoded, refusal)
         else:
-            sequence.append(segment.tokens, "splice", segment.name, reason=decoded, detail=refusal)
+            sequence.append_skill(segment.tokens, "splice", segment.name, decoded, refusal)
 
 
 def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
@@ -268,6 +268,8 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
         return "the cache keeps rows in another type than they were computed in"
     if not segment.backend:
         return "it is not known what computed its rows"
+    if segment.backend.startswith(context.backend + RESUMED):
+        return "compiled anew from a change on, in other batches than as a whole"
     if segment.backend != context.backend:
         return f"its rows were computed with {segment.backend}, and this context has {context.backend}"
     return None

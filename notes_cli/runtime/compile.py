@@ -28,8 +28,18 @@ from numpy.typing import NDArray
 from notes_cli.editing.methods import field_spans, influence, prefill
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
-from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, ImageFile, LayerRows, Prefill, Segment, quantized
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.segment import (
+    BLOCK,
+    RESUMED,
+    Carry,
+    FieldSpan,
+    ImageFile,
+    LayerRows,
+    Prefill,
+    Segment,
+    quantized,
+)
+from notes_cli.engine.sequence import KVSequence, skill_batches
 from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
@@ -41,7 +51,6 @@ from notes_cli.text.skill import Skill, with_images
 from notes_cli.text.tools import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of prefill after which a checkpoint is written
-FIRST = (32, 96)  # tokens of the first batches, so that progress and speed show before a whole micro-batch is done
 COST = 50.0  # a checkpoint is due after this many times the duration of the last
 PROBE = 8  # tokens whose logits after rounded K/V are checked
 NEAR = 0.99  # minimum cosine of those logits and the ones after unrounded K/V (docs/LOG.md)
@@ -81,7 +90,7 @@ def compile_skill(
     workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
-    segment = plan(workspace, skill, blocks, kv)
+    segment = replace(plan(workspace, skill, blocks, kv), backend=workspace.context.backend)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
     with workspace.scratch_after(segment.context, longest) as sequence:
         clock = _PrefillTimer(sequence, known, _reused_tokens(sequence.context, segment, known))
@@ -92,7 +101,7 @@ def compile_skill(
             segment = _compile_whole(sequence, segment, known, progress, keep, workspace.encode_images, clock)
         # Capturing a state takes extra time.
         prefill_time = None if segment.carry else clock.prefill(len(segment))
-        segment = replace(segment, prefill=prefill_time, backend=sequence.context.backend)
+        segment = replace(segment, prefill=prefill_time)
         stored = small(segment)
         if stored is not segment:
             _check_rounding(sequence, stored)
@@ -175,11 +184,13 @@ def _compile_whole(
     count = shared_prefix_length(sequence.context, segment, known)
     if count and known:
         sequence.splice(known.slice(0, count))
-    sequence.append(segment.tokens[count:])
+        if not _same_batches(sequence.context, segment, known, count):
+            segment = replace(segment, backend=f"{segment.backend}{RESUMED}{count}")
+    sequence.append_skill(segment.tokens[count:], present=count)
     on_progress = (
         _with_checkpoints(sequence, segment, keep, progress, clock) if keep and not segment.prefix_only else progress
     )
-    sequence.flush(on_progress, FIRST if len(sequence.pending) > 2 * sum(FIRST) else ())
+    sequence.flush(on_progress)
     return replace(segment, layers=_read(sequence, segment))
 
 
@@ -233,7 +244,7 @@ def _with_checkpoints(
             count = len(sequence) - len(sequence.pending) - segment.base
             rows, took = _read(sequence, segment, count), clock.prefill(count)
             part = replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16")
-            keep(replace(part, prefill=took, backend=sequence.context.backend))
+            keep(replace(part, prefill=took))
             last = time.monotonic()
             cost = last - now
 
@@ -259,6 +270,15 @@ def shared_prefix_length(context: Context, segment: Segment, known: Segment | No
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
     return int(differ[0]) if len(differ) else same
+
+
+def _same_batches(context: Context, segment: Segment, known: Segment, count: int) -> bool:
+    """True if the first `count` tokens of `known` were computed in the batches that they have in a compile of the
+    segment, and the next one begins there."""
+    ours, theirs = (
+        [end for end in skill_batches(len(one), context.n_ubatch) if end <= count] for one in (segment, known)
+    )
+    return known.backend == context.backend and ours == theirs and ours[-1:] == [count]
 
 
 def compile_blocks(
@@ -306,7 +326,7 @@ def reusable_blocks(
 
 def _same_kv(context: Context, known: Segment, segment: Segment) -> bool:
     """True if equal tokens have equal K/V in both segments."""
-    if known.backend != context.backend:
+    if known.backend.split(RESUMED)[0] != context.backend:
         return False
     same_left = np.array_equal(known.context, segment.context)
     same = same_left and known.base == segment.base and not known.prefix_only and not any(quantized(known.kv))

@@ -277,7 +277,8 @@ class Layout:
     exact: bool  # only K/V that equals a prefill's bit for bit (`begin_exactly`, runtime/assemble.py)
     tokens: Tokens
     origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
-    splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
+    splices: tuple[tuple[int, int], ...]  # [first, last) of each skill with an origin of its own
+    skills: tuple[tuple[int, int], ...]  # and of each skill, also those that are decoded, in batches of their own
     prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
     reuse: Reuse = "exact"
     compiled: tuple[Segment, ...] = ()  # compiled texts with runs of its tokens
@@ -304,7 +305,7 @@ class Layout:
         talk = self.prompt.conversation
         if talk and any(message.role == "assistant" for message in talk.messages):
             return length
-        batch = max((last for _, last in self.splices if last <= length), default=0)
+        batch = max((last for _, last in self.skills if last <= length), default=0)
         if self.asked <= length and self.asked - batch > APART:
             batch = self.asked
         return batch if length - batch <= APART else length
@@ -312,17 +313,22 @@ class Layout:
     def begin_exactly(self, sequence: KVSequence, length: int) -> int:
         """Return where to continue so that all K/V, that of the first `length` tokens of the sequence included, is bit
         for bit that of a prefill of this prompt alone: where both begin a batch, after the same batches."""
-        base, cut, whole, _ = sequence.batches
-        size, asked, first = sequence.context.n_ubatch, self.asked, base
-        divided = asked - base > APART  # it ends a batch there (runtime/assemble.py)
-        if cut and divided and cut == asked <= length:
-            first = cut
-        else:
-            length = min(length, cut or length, asked if divided else length)
-        length = min(length, whole)
+        base, cuts, whole, _ = sequence.batches
+        size, asked = sequence.context.n_ubatch, self.asked
+        ours = {end for span in self.skills for end in span if end <= asked}
+        divided = asked - max(ours, default=0) > APART  # it ends a batch there (runtime/assemble.py)
+        ours |= {asked} if divided else set()
+        theirs = {cut for cut in cuts if not any(start < cut < end for start, end in self.splices)}
+        first, length = base, min(length, whole)
+        for cut in sorted(cut for cut in ours | theirs if base < cut):
+            if cut in ours & theirs and cut <= length:
+                first = cut
+            else:
+                length = min(length, cut)
+                break
         while length > first:
             length -= (length - first) % size
-            while divided and first < asked - APART <= length < asked:  # the rest would be decoded with the question
+            while divided and asked - APART <= length < asked:  # the rest would be decoded with the question
                 length -= size
             inside = [start for start, end in self.splices if start < length < end]
             if not inside:
@@ -381,7 +387,7 @@ class PrefixCache:
         by_name = {segment.name: segment for segment in prompt.segments}
         tokens = [parts.opening, *parts.tokens]
         origins = [np.zeros(len(parts.opening), np.int32)]
-        splices, prefix_only, place = [], 0, len(parts.opening)
+        splices, skills, prefix_only, place = list[tuple[int, int]](), list[tuple[int, int]](), 0, len(parts.opening)
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
@@ -389,22 +395,23 @@ class PrefixCache:
             edit = None
             if spliced and chunk.name in parts.changes and prompt.method.record.edits_rows:
                 edit = str(prompt.method), ids.tobytes()
-            number = self._number(by_name[chunk.name], how, edit) if spliced or image else 0
-            origins.append(np.full(len(ids), number, np.int32))
-            if spliced or image:
+            # Exact: the same tokens as a text are decoded in other batches.
+            own = spliced or image or (exact and chunk.kind == "splice")
+            origins.append(np.full(len(ids), self._number(by_name[chunk.name], how, edit) if own else 0, np.int32))
+            skills += [(place, place + len(ids))] if chunk.kind == "splice" else []
+            if own:
                 splices.append((place, place + len(ids)))
                 prefix_only = place + len(ids) if by_name[chunk.name].prefix_only else prefix_only
             place += len(ids)
         whole = np.concatenate(tokens).astype(np.int32)
-        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), tuple(splices), prefix_only)
+        spans = tuple(splices), tuple(skills)
+        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), *spans, prefix_only)
 
     def raw(self, tokens: Tokens) -> Layout:
         """Return the layout of a text that is decoded as it is."""
         parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
         origins = np.zeros(len(tokens), np.int32)
-        return Layout(
-            Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), prefix_only=0
-        )
+        return Layout(Prompt(""), parts, 0, False, False, tokens, origins, splices=(), skills=(), prefix_only=0)
 
     def _number(self, segment: Segment, how: int, edit: tuple[str, bytes] | None = None) -> int:
         """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or

@@ -13,7 +13,7 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, skill_batches
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.generate import decide, log_softmax
 
@@ -99,6 +99,19 @@ def test_a_notebook_is_divided(sequence: KVSequence, decoded: list[int]) -> None
     sequence.append([*LEFT, *ASK])
     assert nmse(sequence.logits(), found) < 1e-5
     assert decoded[2:] == [len(LEFT) + len(ASK)]
+
+
+def test_a_skill_has_batches_of_its_own(sequence: KVSequence, decoded: list[int]) -> None:
+    """Those of its compile: also its first ones are small if it has more than a micro-batch."""
+    decoded.clear()
+    sequence.append(LEFT)
+    sequence.append_skill([7] * 300)
+    sequence.append(ASK)
+    assert sequence.undivided == len(ASK) and not sequence.divided
+    sequence.logits()
+    assert decoded == [len(LEFT), 300, len(ASK)] and sequence.divided
+    assert skill_batches(512, 512) == [512] and skill_batches(600, 512) == [32, 128, 600]
+    assert skill_batches(300, 64) == [32, 96, 128, 192, 256, 300] and skill_batches(200, 64) == [64, 128, 192, 200]
 
 
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:

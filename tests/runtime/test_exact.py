@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from reference import nmse
 
+from bench.quantized import quantize
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.pieces import Reason
@@ -70,6 +72,71 @@ def test_logits_are_those_of_a_prefill(
         assert nmse(moved, wanted) > 1e-4
 
 
+FILES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4", "Q4_0", "Q4_1")
+LONG = replace(FEES, text="A fee is paid once, and never again. " * 9)  # more than the first batches of a skill
+
+
+@pytest.fixture(scope="module")
+def quantized(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Files of a model whose rows are long enough for K-quants."""
+    folder, source = tmp_path_factory.mktemp("quantized"), make_model(embd=256)
+    files = {kind: folder / f"{kind}.gguf" for kind in FILES}
+    types = {kind: quantize(source, kind, path) for kind, path in files.items()}
+    assert "Q4_K" in types["Q4_K_M"]
+    return files
+
+
+def bits(sequence: KVSequence) -> bytes:
+    """All K/V of a sequence, and the logits after it."""
+    found = sequence.logits().tobytes()
+    layers = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype="f32")
+    return b"".join([found, *(part.tobytes() for layer in layers for part in (layer.k, layer.v))])
+
+
+def test_weights_of_any_type(quantized: dict[str, Path]) -> None:
+    """A prefill has the bits of a splice where the skill was compiled, and of an exact prompt elsewhere, as it decodes
+    in the same batches. The control decodes all in one, which some products round otherwise."""
+    differing = []
+    for kind, path in quantized.items():
+        options = ContextOptions(n_ctx=1024, n_ubatch=512, n_threads=2, type_k="f32", type_v="f32")
+        with Workspace(path, options) as workspace:
+            segment = compile_skill(workspace, LONG)
+            for system in ("Be kind.", None):
+                prompt = Prompt("Why?", [segment], system=system)
+                prefill, _ = logits(workspace, prompt, splice=False)
+                wanted = bits(prefill)
+                for how in ({"exact": True}, {"exact": False})[: 1 if system else 2]:
+                    sequence, _ = logits(workspace, prompt, **how)
+                    assert bits(sequence) == wanted, (kind, how, system)
+                    assert (sequence.count("spliced") == len(segment)) == (system is None)
+            workspace.context.clear()
+            with workspace.sequence() as whole:
+                whole.append(prefill.tokens)
+                differing += [] if bits(whole) == wanted else [kind]
+    assert "Q4_K_M" in differing
+
+
+@pytest.mark.parametrize("n_ubatch", [64, 512])
+def test_rows_of_other_batches(make_model: MakeModel, n_ubatch: int) -> None:
+    """Rows of other micro-batches, of other threads, and of a compile that began in the middle of a batch, are decoded
+    by an exact prompt."""
+    file, sizes = make_model(), {"n_ctx": 1024, "n_ubatch": 512, "n_threads": 1}
+
+    def reason(segment: Segment, **options: int) -> str:
+        with Workspace(file, ContextOptions(**(sizes | options))) as workspace:  # type: ignore[arg-type]
+            pieces = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
+            return next(piece.detail for piece in pieces if piece.kind == "splice")
+
+    with Workspace(file, ContextOptions(**(sizes | {"n_ubatch": n_ubatch}))) as workspace:
+        segment = compile_skill(workspace, LONG)
+        changed = replace(LONG, text=f"{LONG.text} Ever.")
+        anew, whole = compile_skill(workspace, changed, known=segment), compile_skill(workspace, changed)
+        again = compile_skill(workspace, replace(changed, text=LONG.text[:200]), known=anew)
+    assert reason(segment, n_ubatch=n_ubatch) == reason(whole, n_ubatch=n_ubatch) == ""
+    assert "micro-batch" in reason(segment, n_ubatch=32) and "threads" in reason(segment, n_threads=2)
+    assert "compiled anew" in reason(anew, n_ubatch=n_ubatch) and "compiled anew" in reason(again, n_ubatch=n_ubatch)
+
+
 FIRST, SECOND = (" ".join(f"{name} is word {n}." for n in range(12)) for name in ("This", "That"))
 
 
@@ -111,6 +178,19 @@ def test_later_turns_have_the_bits_of_a_prefill(
     """They continue where a prefill begins a batch, after the same ones. The control continues anywhere."""
     workspace, other = (make_workspace(kind, n_ctx=2048, n_ubatch=32) for _ in range(2))
     segments = [compile_skill(workspace, skill)] if spliced else []
+    assert all(turns_are_equal(workspace, other, segments, exact=exact)) == exact
+
+
+def test_later_turns_after_a_skill_that_is_decoded(quantized: dict[str, Path]) -> None:
+    """In batches of its own, also where they go on after an earlier prompt."""
+    options = ContextOptions(n_ctx=2048, n_ubatch=32, n_threads=1)
+    with Workspace(quantized["Q4_K_M"], options) as workspace, Workspace(quantized["Q4_K_M"], options) as other:
+        segment = replace(compile_skill(workspace, LONG), backend="")
+        assert all(turns_are_equal(workspace, other, [segment], exact=True))
+
+
+def turns_are_equal(workspace: Workspace, other: Workspace, segments: Sequence[Segment], *, exact: bool) -> list[bool]:
+    """Return, for each of some prompts, whether its logits after earlier ones are those of a prefill alone."""
     turns, alone = Turns(workspace, segments), Turns(other, segments)
     equal: list[bool] = []
     for texts in (
@@ -128,7 +208,7 @@ def test_later_turns_have_the_bits_of_a_prefill(
         alone.prefixes.close()
         assert not none and (reused or len(equal) < 2)
         equal.append(np.array_equal(found, wanted))
-    assert all(equal) == exact
+    return equal
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
