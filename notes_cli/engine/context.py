@@ -210,6 +210,10 @@ class Context(AbstractContextManager["Context"]):
         """Number of threads for a batch."""
         return int(llama.llama_n_threads_batch(self.handle))
 
+    @threads.setter
+    def threads(self, count: int) -> None:
+        llama.llama_set_n_threads(self.handle, count, count)
+
     @property
     def handle(self) -> Any:
         if self._handle is None:

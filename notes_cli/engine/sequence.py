@@ -84,6 +84,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self.batches = Batches()
+        self.flushed: list[int] = []  # tokens of each batch that `flush` decoded
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
@@ -171,6 +172,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         fork.pieces = self._cut_pieces(length)
         fork.batches = self.batches
         fork._cut_batches(length)
+        fork.flushed += self.flushed
         return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -433,7 +435,9 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             return
         total, sizes = len(self.pending), iter(first)
         while self.pending:
+            left = len(self.pending)
             decode([self], min(next(sizes, self.context.n_ubatch), self.context.n_ubatch) if progress else None)
+            self.flushed.append(left - len(self.pending))
             if progress:
                 progress(total - len(self.pending), total)
         self.check_intact()

@@ -162,6 +162,7 @@ def open_stored(path: Path) -> Segment:
             pictures=_pictures(file, head, info),
             prefill=info.prefill,
             backend=info.backend,
+            batches=info.batches,
         )
         opened.pop_all()  # _FileRows owns the file
         return segment

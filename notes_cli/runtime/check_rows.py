@@ -14,6 +14,7 @@ tensors: 0 for a segment that one of the two explains. One broken tensor, or hal
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
     LayerRows,
+    MicroBatches,
     RowArray,
     Segment,
     Tokens,
@@ -36,7 +38,7 @@ from notes_cli.engine.segment import (
     concatenate_rows,
     to_float32,
 )
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, decode
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.compile import compile_blocks
 from notes_cli.runtime.workspace import FLOATS, Workspace
@@ -50,7 +52,8 @@ LITTLE = 0.01  # floor of a channel's unit, relative to the mean size of all cha
 SHORT = 0.1  # floor of a row's length, relative to the mean: little of a shorter row is exact
 SMALL = 0.25  # floor of a channel's unit, relative to the median channel
 STEPS = 16  # floor of a channel's unit, in quantization steps
-OTHER_BATCH = 61  # micro-batch size of the second prefill
+OTHER_BATCH = 61  # micro-batch size of the second prefill where the segment's is not known
+LARGEST = 8192  # tokens of a micro-batch that a check computes: a file may claim any number, and they take memory
 TRANSITION = "transition"
 NAMES = {  # names of K and V
     "attention": ("K", "V"),
@@ -118,14 +121,14 @@ def check_rows(
     rows, EngineError where the tokens do not fit the context, UnsupportedError where K/V cannot be read."""
     workspace.make_room(segment.base + len(segment))
     unchecked = []
-    with workspace.scratch(segment.base + len(segment)) as sequence:
+    with _first_sequence(workspace, segment) as sequence:
         computed = _prefill_segment(workspace, sequence, segment, progress)
     if segment.carry and not computed.transitions:
         unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
     stored = _StoredRows(segment)
     wrong = stored.beyond(stored.tensors(computed))
     if wrong:
-        with _second_context(workspace, segment) as sequence:
+        with _second_sequence(workspace, segment) as sequence:
             second = _prefill_segment(workspace, sequence, segment, progress)
         wrong = stored.unexplained(computed, second)
     for position in dict.fromkeys(places):
@@ -346,21 +349,79 @@ def _decode_at(
         context.truncate(seq_id, 0)
 
 
+class _Replay(KVSequence):
+    """An empty sequence that decodes tokens in given micro-batches, and further ones as any other."""
+
+    def __init__(self, context: Context, batches: Sequence[MicroBatches]) -> None:
+        super().__init__(context)
+        parts = [
+            (min(batch.size, batch.rows - done), batch.size, min(batch.threads, 2 * (os.cpu_count() or 1)))
+            for batch in batches
+            for done in range(0, batch.rows, batch.size)
+        ]
+        self._parts = parts[::-1]
+
+    def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
+        total, threads = len(self.pending), self.context.threads
+        try:
+            while self.pending and self._parts:
+                rows, size, self.context.threads = self._parts.pop()
+                self._decode_first(rows, size)
+                if progress:
+                    progress(total - len(self.pending), total)
+        finally:
+            self.context.threads = threads
+        super().flush(progress, first)
+
+    def _decode_first(self, rows: int, size: int) -> None:
+        """Decode the next `rows` tokens in a micro-batch of `size`. What else is in it does not matter: no token sees a
+        later one."""
+        if rows == size or self.rows + size > self.context.n_ctx:
+            decode([self], rows)
+            return
+        pending, end = list(self.pending), self.rows + rows
+        self.truncate(self.rows)
+        self.append([*pending, *pending[-1:] * size][:size])
+        decode([self], size)
+        self.truncate(end)
+        self.append(pending[rows:])
+
+
 @contextmanager
-def _second_context(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
-    """Yield an empty sequence in a context that computes in another order."""
+def _first_sequence(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """Yield an empty sequence that computes in the segment's micro-batches, if they are known."""
+    largest = max((batch.size for batch in segment.batches), default=0)
+    if not workspace.context.n_ubatch < largest <= LARGEST:
+        with workspace.scratch(segment.base + len(segment) + largest) as sequence:
+            sequence.close()
+            with _Replay(sequence.context, segment.batches) as replay:
+                yield replay
+        return
+    options = replace(workspace.context.compile_options, n_sequences=1, unified=False, n_ubatch=largest)
+    with Context(workspace.model, replace(options, n_batch=max(options.n_batch, largest))) as context:
+        context.carries = workspace.context.carries
+        yield _Replay(context, segment.batches)
+
+
+@contextmanager
+def _second_sequence(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """Yield an empty sequence that computes with the other setting of flash attention, or in other micro-batches."""
     base_options = workspace.context.compile_options
-    options = replace(base_options, n_sequences=1, unified=False)
-    if not segment.media:  # which may need a single micro-batch
+    largest = max((batch.size for batch in segment.batches), default=0)
+    options, batches = replace(base_options, n_sequences=1, unified=False), segment.batches
+    if 0 < largest <= LARGEST:
+        options = replace(options, n_ubatch=max(options.n_ubatch, largest), n_batch=max(options.n_batch, largest))
+    elif not segment.media:  # which may need a single micro-batch
         options = replace(options, n_ubatch=OTHER_BATCH)
     flash = replace(options, flash_attention="auto" if base_options.flash_attention == "off" else "off")
     try:
         context = Context(workspace.model, flash)
     except EngineError:  # flash attention is required, or unavailable
-        context = Context(workspace.model, options)
+        context = Context(workspace.model, options if segment.media else replace(options, n_ubatch=OTHER_BATCH))
+        batches = ()
     with context:
         context.carries = workspace.context.carries
-        yield KVSequence(context)
+        yield _Replay(context, batches)
 
 
 def _place_refusal(workspace: Workspace, segment: Segment, position: int) -> str | None:
