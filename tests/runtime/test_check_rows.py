@@ -272,7 +272,7 @@ def flipped(rows: LayerRows) -> LayerRows:
     [
         (swapped, 0, "does not hold what this model computes: .* Run: notes compile --from"),
         (swapped, -1, "does not hold what this model computes: .* Run: notes compile --from"),
-        (flipped, 1, "layer 1, K, token 7: off by 2, where rounding explains 0.02. Somebody forged it"),
+        (flipped, 1, "layer 1, K, token 7: off by 2, where rounding explains 0.002. Somebody forged it"),
         (lambda rows: replace(rows, k=np.full_like(rows.k, np.nan)), -1, "tokens 0 to [0-9]+: no numbers, or infinite"),
     ],
 )
