@@ -106,6 +106,7 @@ def _faint(rows: Rows, chance: np.random.Generator) -> Rows:
 
 
 NOISE, FAINT = "noise of 5%", "noise of 1%"
+CHANNEL = "one channel 10% larger"  # told in 16 tokens and more
 BREAKS: dict[str, Break] = {
     "rows shifted by one token": lambda rows, chance, heads, row: np.roll(rows, 1, axis=0),
     "rows shifted from a token on": lambda rows, chance, heads, row: _part(rows, row),
@@ -118,7 +119,7 @@ BREAKS: dict[str, Break] = {
     "two rows swapped": lambda rows, chance, heads, row: _two_rows(rows, row),
     "a mean of two rows": lambda rows, chance, heads, row: _mean(rows, row),
     "signs flipped": lambda rows, chance, heads, row: -rows,
-    "one channel 10% larger": lambda rows, chance, heads, row: _scaled(rows, chance),
+    CHANNEL: lambda rows, chance, heads, row: _scaled(rows, chance),
     "all rows 5% larger": lambda rows, chance, heads, row: rows * 1.05,
     "rounded to bf16": lambda rows, chance, heads, row: _bf16(rows),
     "rounded to q8_0": lambda rows, chance, heads, row: _quantized(rows, 127),
@@ -131,8 +132,10 @@ WHOLE = (OTHER_WORD, STALE, OTHER_LEFT)  # rows of a prefill of other tokens
 KINDS = (TURNED, SWAPPED, NEIGHBOUR, *WHOLE, *BREAKS)
 PLACES = ("first", "middle", "last", "all")
 # Where all rows are wrong, these show in some tensors only: in others they move rows by less than a check's bar.
-SOME = (NOISE, *WHOLE, "one channel 10% larger", "rounded to 4 bits", "all rows 5% larger", "a mean of two rows")
-TOLD = 0.03  # smallest change of a row that a check must find where no other row shows it: half more than its bar
+SOME = (NOISE, *WHOLE, CHANNEL, "rounded to 4 bits", "all rows 5% larger", "a mean of two rows")
+ROUNDED = ("rounded to bf16", "rounded to q8_0")  # of any size: they have a pattern
+# Smallest change of a row, in f16 and in q8_0, that a check must find where no other row shows it.
+TOLD = {False: 0.03, True: 0.05}
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,8 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
     model = workspace.model
     heads = int(model.metadata(f"{model.architecture}.attention.head_count_kv") or 1)
     before, row = segment.base - segment.first, int(chance.integers(len(segment)))
-    layers, changed, changes = list(segment.layers), set(), []
+    layers, changed, changes, q8_0 = list(segment.layers), set(), [], any(quantized(segment.kv))
+    told = kind in ROUNDED or (kind == CHANNEL and len(segment) >= 16) or _shows(segment, place, which)
     for index in chosen:
         rows, new = layers[index], {}
         for name, part, label in zip("kv", (rows.k, rows.v), NAMES[rows.part], strict=True):
@@ -184,12 +188,12 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
             kept = _stored(segment, rows, name, broken.astype(np.float32))
             lengths = np.maximum(np.linalg.norm(old, axis=1), 1e-9)
             change = float((np.linalg.norm(to_float32(kept) - old, axis=1) / lengths).max())
-            if change > LEAST[any(quantized(segment.kv))]:
+            if change > (LEAST if told and rows.part != "state" else TOLD)[q8_0]:
                 new[name] = kept
                 changed.add((rows.layer, label))
                 changes.append(change)
         layers[index] = replace(rows, **new)
-    if not changed or (kind in WHOLE and place == "all" and max(changes) < TOLD):
+    if not changed:
         return None
     return Mutant(replace(segment, layers=tuple(layers)), kind, place, frozenset(changed), min(changes))
 
@@ -208,9 +212,9 @@ def _turned(workspace: Workspace, segment: Segment) -> tuple[LayerRows, ...] | N
 
 
 def _shows(segment: Segment, place: str, which: str) -> bool:
-    """True if the rows of later layers show that those of this one were computed here."""
+    """True if the rows of the last layer show that those of the first were computed here."""
     attention = [rows.part == "attention" for rows in segment.layers]
-    return place == "first" and which != "KV" and len(attention) > 1 and attention[0] and attention[-1]
+    return place == "first" and len(attention) > 1 and attention[0] and attention[-1]
 
 
 def _recomputed(

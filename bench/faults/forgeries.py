@@ -88,7 +88,7 @@ WAYS = (
 class Forgeries(Kind):
     """Mutants must be refused by name by check_rows and import, intact segments accepted."""
 
-    cases, share = EACH * (len(ZOO) + len(REQUANTIZED) + 2), 3
+    cases, share, patience = EACH * (len(ZOO) + len(REQUANTIZED) + 2), 3, 180.0  # requantizing takes a minute
 
     def __init__(self, seed: int, models: tuple[str, ...] = ("notes-tiny", *ZOO, "smollm2", *REQUANTIZED)) -> None:
         super().__init__(seed)
@@ -180,8 +180,10 @@ def requantize(source: Path, path: Path, quantization: str) -> None:
     options = llama_cpp.llama_model_quantize_default_params()
     options.nthread, options.allow_requantize = 1, True
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{quantization}")
-    status = llama_cpp.llama_model_quantize(bytes(source), bytes(path), ctypes.byref(options))
+    part = path.with_suffix(".part")  # the case may be ended
+    status = llama_cpp.llama_model_quantize(bytes(source), bytes(part), ctypes.byref(options))
     assert not status, f"llama.cpp cannot quantize {source} as {quantization}: status {status}"
+    part.rename(path)
 
 
 def _earlier(workspace: Workspace, skill: Skill, way: Way) -> Segment | None:

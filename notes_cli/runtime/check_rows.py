@@ -1,15 +1,18 @@
 """Verifies a segment's K/V against a recompute: every layer, every token.
 
 Checksums detect damage. Whether K/V is what this model computes only a prefill of the same tokens after the same left
-context can show. Each row is compared with its own bar:
+context can show, in the same micro-batches. Each row is compared with its own bar, and each channel over all rows:
 
     bar = TOLERANCE + rounding of the stored type + SPREAD * scale * noise
 
-A row computed on this machine differs by the effect of batching, far below TOLERANCE. With the other flash attention
-setting, or on another device, deep layers of a quantized model differ by more. So where a row exceeds its bar, a second
-prefill is made in another way (flash attention, size of the micro-batches). `noise` is the distance of the two prefills
-in that layer and tensor; `scale` is the segment's distance from the nearer one in multiples of that, over the nearest
-tensors: 0 for a segment that one of the two explains. One broken tensor, or half of them, does not raise it.
+On the same kind of machine rows are equal bit for bit. With the other flash attention setting, or on another device,
+deep layers of a quantized model differ by more than TOLERANCE. So where a row exceeds its bar, a second prefill is made
+with the other setting. `noise` is the distance of the two prefills in that layer and tensor; `scale` is the distance of
+the token's rows from the nearer one in multiples of that, over the nearest tensors: 0 for a segment that one of the two
+explains. One broken tensor, or half of them, does not raise it.
+
+A row must be right within EXACT if a later one of the same token, which depends on it, is equal bit for bit. Rows that
+were rounded to a smaller type than the file says have a pattern, by which they are told.
 """
 
 from __future__ import annotations

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zoo
+from tiny import write_model
 
 from bench.faults.broken_rows import KINDS, PLACES, mutant
-from bench.faults.forgeries import TEXTS, missed
+from bench.faults.forgeries import TEXTS, missed, requantize
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
@@ -89,6 +91,56 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
         check = check_rows(workspace, segment, (segment.base, 200, 601))
         assert check.right and check.tokens == len(segment), check.reason
         assert bool(check.unchecked) is segment.prefix_only
+
+
+@pytest.fixture(scope="module")
+def k_quants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("k")
+    requantize(write_model(folder / "f32.gguf", embd=256, layers=8), folder / "q.gguf", "Q6_K")
+    return folder / "q.gguf"
+
+
+@pytest.mark.parametrize(
+    "compiled", [{"n_ubatch": 64}, {"n_ubatch": 1}, {"n_ubatch": 64, "n_threads": 3}, {"flash_attention": "off"}]
+)
+def test_intact_rows_are_equal_bit_for_bit(k_quants: Path, compiled: dict[str, Any]) -> None:
+    """Of K-quants, in other micro-batches (the last has few tokens), with other threads, without flash attention,
+    and after a checkpoint within a micro-batch. Without the micro-batches that a segment has, they differ."""
+    plain = {"n_ctx": 1024, "n_threads": 1, "flash_attention": "on"}
+    skill = parse_skill("".join(chr(97 + i * i % 23) for i in range(64 + 5)), source="x", default="x")
+    longer = replace(skill, text=skill.text * 3)
+    with Workspace(k_quants, ContextOptions(**{**plain, **compiled})) as workspace:
+        segment = compile_skill(workspace, skill)
+        resumed = compile_skill(workspace, longer, known=segment)
+    assert sum(batch.rows for batch in resumed.batches) == resumed.base + len(resumed)
+    with Workspace(k_quants, ContextOptions(**plain)) as workspace:
+        assert [check_rows(workspace, one).farthest for one in (segment, resumed)] == [0, 0]
+        if "flash_attention" not in compiled:
+            unknown = [replace(one, batches=()) for one in (segment, resumed)]
+            assert max(check_rows(workspace, one).farthest for one in unknown) > 0
+
+
+@pytest.mark.parametrize("kind", ["rounded to bf16", "rounded to q8_0"])
+def test_rounded_rows_are_told_by_their_pattern(workspace: Workspace, kind: str) -> None:
+    """In all layers, too, where they are off by less than the bar; rows kept as q8_0 have the same numbers."""
+    segment = compile_skill(workspace, SKILL)
+    found = mutant(workspace, segment, kind, "all", "KV", 1)
+    assert found and found.change < TOLERANCE
+    check = check_rows(workspace, found.segment)
+    assert f"rounded to {kind[11:] if 'bf16' in kind else '8 bits'}" in check.reason
+    assert {(rows.layer, rows.tensor) for rows in check.wrong if rows.rounded} == found.tensors
+    assert check_rows(workspace, compile_skill(workspace, SKILL, kv="q8_0")).right
+
+
+def test_a_wrong_channel_is_named(workspace: Workspace) -> None:
+    """In all layers, in which it moves no row by as much as the bar."""
+    segment = compile_skill(workspace, SKILL)
+    layers = [replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in segment.layers]
+    for rows in layers:
+        for part in (rows.k, rows.v):
+            part[:, np.argmax(np.abs(part).mean(axis=0))] *= np.float16(1.04)
+    check = check_rows(workspace, replace(segment, layers=tuple(layers)))
+    assert len(check.wrong) == 2 * len(layers) and "channel" in check.reason, check.reason
 
 
 def test_blocks_are_computed_as_they_are_compiled(opened: Open) -> None:
