@@ -292,7 +292,8 @@ def _scales(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> NDArray[np.
     if not times:
         return np.zeros(rows)
     nearest: NDArray[np.float64] = np.nan_to_num(np.quantile(times, NEAREST, axis=0, method="lower"))
-    return np.minimum(FARTHEST, nearest)
+    explained = nearest <= SPREAD * FARTHEST  # if not, noise is not why
+    return np.where(explained, np.minimum(FARTHEST, nearest), 0.0)
 
 
 def _equal_later(tensors: Sequence[_Tensor]) -> list[NDArray[np.bool_]]:
