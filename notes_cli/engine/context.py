@@ -210,6 +210,10 @@ class Context(AbstractContextManager["Context"]):
         """Number of threads for a batch."""
         return int(llama.llama_n_threads_batch(self.handle))
 
+    @threads.setter
+    def threads(self, count: int) -> None:
+        llama.llama_set_n_threads(self.handle, count, count)
+
     @property
     def handle(self) -> Any:
         if self._handle is None:
@@ -234,13 +238,12 @@ class Context(AbstractContextManager["Context"]):
 
     @property
     def backend(self) -> str:
-        """Everything in this context and machine that changes rounding: flash attention, micro-batches, threads (among
-        which few tokens divide the K/V that they attend to), devices, llama.cpp's version."""
+        """Everything in this context and machine that changes rounding, but for batches and threads
+        (`Segment.batches`): flash attention, devices, llama.cpp's version."""
         model = self.model
         machine = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []
         digest = hashlib.sha256("\n".join([native.system_info(), *machine]).encode()).hexdigest()[:8]
-        sizes = f"micro-batch {self.n_ubatch}, threads {self.threads}"
-        return f"flash attention {self.options.flash_attention}, {sizes}, backend {digest}"
+        return f"flash attention {self.options.flash_attention}, backend {digest}"
 
     @property
     def compile_options(self) -> ContextOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple, overload
@@ -290,7 +290,39 @@ class Prefill(NamedTuple):
         return self.seconds * tokens / self.tokens
 
 
-RESUMED = ", resumed at token "  # in Segment.backend: a compile of the whole text would not begin a batch there
+class MicroBatches(NamedTuple):
+    """Consecutive rows that were computed in micro-batches of `size` tokens, by `threads` threads: both change how the
+    values are rounded. If `size` does not divide `rows`, only the first rows of the last micro-batch were kept."""
+
+    rows: int
+    size: int
+    threads: int
+
+
+def micro_batches(counts: Iterable[int], size: int, threads: int) -> tuple[MicroBatches, ...]:
+    """Return how llama.cpp computes consecutive batches of so many tokens, in micro-batches of at most `size`."""
+    result: list[MicroBatches] = []
+    for count in counts:
+        for rows in (count - count % size, count % size):
+            last = result[-1] if result else MicroBatches(0, 0, threads)
+            if rows and last.size == min(rows, size):
+                result[-1] = last._replace(rows=last.rows + rows)
+            elif rows:
+                result.append(MicroBatches(rows, min(rows, size), threads))
+    return tuple(result)
+
+
+def cut_batches(batches: Sequence[MicroBatches], first: int, last: int) -> tuple[MicroBatches, ...]:
+    """Return how rows [first, last) were computed; empty if `first` is within a micro-batch, or if that is unknown."""
+    result, at = [], 0
+    for batch in batches:
+        start, end = max(first, at), min(last, at + batch.rows)
+        if start < end:
+            if (start - at) % batch.size:
+                return ()
+            result.append(batch._replace(rows=end - start))
+        at += batch.rows
+    return tuple(result) if at >= last else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +368,9 @@ class Segment(_Referable):
     prefill: Prefill | None = None
     # Context.backend that computed the K/V: another one rounds otherwise. Empty if unknown.
     backend: str = ""
+    # How the rows of the left context and of the tokens were computed; empty if unknown, or with an image.
+    # Of a slice: the tokens only.
+    batches: tuple[MicroBatches, ...] = ()
 
     def __repr__(self) -> str:
         names = list(dict.fromkeys(span.name for span in self.fields))
@@ -410,4 +445,5 @@ class Segment(_Referable):
             influence={},
             blocks=(),
             moves=(),
+            batches=cut_batches(self.batches, len(self.context) + first, len(self.context) + last),
         )

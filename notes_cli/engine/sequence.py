@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,7 +37,7 @@ from notes_cli.engine.positions import (
     row,
 )
 from notes_cli.engine.sampler import Sampler
-from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
+from notes_cli.engine.segment import LayerRows, MicroBatches, Segment, Tokens, micro_batches, quantized
 from notes_cli.errors import ContextLengthError, EngineError, Help, NotesError, Progress, UnsupportedError
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self.batches = Batches()
+        self.flushed: list[int] = []  # tokens of each batch that `flush` decoded
         self._divisions: list[int] = []  # tokens before each go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
@@ -174,6 +175,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         fork.pieces = self._cut_pieces(length)
         fork.batches = self.batches
         fork._cut_batches(length)
+        fork.flushed += self.flushed
         return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -463,7 +465,9 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             return
         total = len(self.pending)
         while self.pending:
+            left = len(self.pending)
             decode([self], self.context.n_ubatch if progress else None)
+            self.flushed.append(left - len(self.pending))
             if progress:
                 progress(total - len(self.pending), total)
         self.check_intact()
@@ -664,13 +668,10 @@ def skill_divisions(count: int, size: int) -> list[int]:
     return [*(accumulate(FIRST) if count > max(size, 2 * sum(FIRST)) else ()), count]
 
 
-def skill_batches(count: int, size: int) -> list[int]:
-    """Return after how many tokens of a skill of `count` each of its batches ends, in micro-batches of `size`."""
-    ends = [0]
-    for division in skill_divisions(count, size):
-        while ends[-1] < division:
-            ends.append(min(ends[-1] + size, division))
-    return ends[1:]
+def skill_batches(before: int, count: int, size: int, threads: int) -> tuple[MicroBatches, ...]:
+    """Return how a prefill computes a skill of `count` tokens, and as many tokens `before` it."""
+    divisions = [0, *skill_divisions(count, size)]
+    return micro_batches([before, *(end - start for start, end in pairwise(divisions))], size, threads)
 
 
 def _next_size(tokens: int) -> int:

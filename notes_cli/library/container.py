@@ -105,7 +105,7 @@ def small(segment: Segment) -> Segment:
             return rows
         both = zip((rows.k, rows.v), quantized(segment.kv), strict=True)
         label = f"rows of layer {rows.layer} of {segment.name}"
-        k, v = (_quantize(values, label) if q8_0 else values for values, q8_0 in both)
+        k, v = (quantize(values, label) if q8_0 else values for values, q8_0 in both)
         return replace(rows, k=k, v=v)
 
     return replace(segment, layers=tuple(map(quantize_layer, segment.layers)))
@@ -162,6 +162,7 @@ def open_stored(path: Path) -> Segment:
             pictures=_pictures(file, head, info),
             prefill=info.prefill,
             backend=info.backend,
+            batches=info.batches,
         )
         opened.pop_all()  # _FileRows owns the file
         return segment
@@ -280,7 +281,7 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
 
-def _quantize(values: RowArray, label: str) -> NDArray[Any]:
+def quantize(values: RowArray, label: str) -> NDArray[Any]:
     """Return rows as Q8_0 blocks; `label` names them in errors."""
     from gguf import GGMLQuantizationType, quants
 

@@ -44,6 +44,7 @@ from notes_cli.engine.segment import (
     Identity,
     ImageFile,
     Media,
+    MicroBatches,
     Prefill,
     Segment,
     Tokens,
@@ -212,6 +213,7 @@ class SegmentInfo:
     pictures: tuple[Place, ...] = ()  # image files in this file
     prefill: Prefill | None = None  # cost of compiling
     backend: str = ""  # that computed the K/V; empty: not known
+    batches: tuple[MicroBatches, ...] = ()  # in which it was computed; empty: not known
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -238,6 +240,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
         **({"prefill": json.dumps(segment.prefill._asdict())} if segment.prefill else {}),
         **({"backend": segment.backend} if segment.backend else {}),
+        **({"batches": json.dumps(segment.batches)} if segment.batches else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -329,6 +332,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         pictures=parsed("pictures.places", partial(_places, text=text("text")), ()),
         prefill=parsed("prefill", _prefill, None),
         backend=text("backend", ""),
+        batches=parsed("batches", partial(_batches, rows=len(context) + len(tokens)), ()),
     )
 
 
@@ -422,6 +426,14 @@ def _prefill(data: Any) -> Prefill:
     if not (sound and type(prefill.seconds) in (int, float) and 0 <= prefill.seconds < 1e9):
         raise FormatError("notes.prefill does not hold seconds, tokens and threads")
     return prefill
+
+
+def _batches(data: Any, rows: int) -> tuple[MicroBatches, ...]:
+    batches = tuple(MicroBatches(*entry) for entry in data)
+    sound = all(type(number) is int and 0 < number < POSITIONS for batch in batches for number in batch)
+    if not (sound and sum(batch.rows for batch in batches) == rows):
+        raise FormatError("notes.batches does not fit its tokens")
+    return batches
 
 
 def _stamp(data: Any) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from notes_cli.editing.methods import amend, free_cells, prepare
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import RESUMED, Segment, Tokens, quantized
-from notes_cli.engine.sequence import KVSequence, Task, run
+from notes_cli.engine.segment import Segment, Tokens, quantized
+from notes_cli.engine.sequence import KVSequence, Task, run, skill_batches
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.resolve import DEFAULT_SEAM, RUN_SEAM, repair
@@ -268,10 +268,11 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
         return "the cache keeps rows in another type than they were computed in"
     if not segment.backend:
         return "it is not known what computed its rows"
-    if segment.backend.startswith(context.backend + RESUMED):
-        return "compiled anew from a change on, in other batches than as a whole"
     if segment.backend != context.backend:
         return f"its rows were computed with {segment.backend}, and this context has {context.backend}"
+    batches = skill_batches(segment.base, len(segment), context.n_ubatch, context.threads)
+    if segment.batches != batches and not (segment.media or segment.carry):
+        return "its rows were computed by other threads, or in other batches than those of a prefill here"
     return None
 
 

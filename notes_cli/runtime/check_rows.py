@@ -1,23 +1,27 @@
 """Verifies a segment's K/V against a recompute: every layer, every token.
 
 Checksums detect damage. Whether K/V is what this model computes only a prefill of the same tokens after the same left
-context can show. Each row is compared with its own bar:
+context can show, in the same micro-batches. Each row is compared with its own bar, and each channel over all rows:
 
     bar = TOLERANCE + rounding of the stored type + SPREAD * scale * noise
 
-A row computed on this machine differs by the effect of batching, far below TOLERANCE. With the other flash attention
-setting, or on another device, deep layers of a quantized model differ by more. So where a row exceeds its bar, a second
-prefill is made in another way (flash attention, size of the micro-batches). `noise` is the distance of the two prefills
-in that layer and tensor; `scale` is the segment's distance from the nearer one in multiples of that, over the nearest
-tensors: 0 for a segment that one of the two explains. One broken tensor, or half of them, does not raise it.
+On the same kind of machine rows are equal bit for bit. With the other flash attention setting, or on another device,
+deep layers of a quantized model differ by more than TOLERANCE. So where a row exceeds its bar, a second prefill is made
+with the other setting. `noise` is the distance of the two prefills in that layer and tensor; `scale` is the distance of
+the token's rows from the nearer one in multiples of that, over the nearest tensors: 0 for a segment that one of the two
+explains. One broken tensor, or half of them, does not raise it.
+
+A row must be right within EXACT if a later one of the same token, which depends on it, is equal bit for bit. Rows that
+were rounded to a smaller type than the file says have a pattern, by which they are told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,7 @@ from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
     LayerRows,
+    MicroBatches,
     RowArray,
     Segment,
     Tokens,
@@ -36,21 +41,27 @@ from notes_cli.engine.segment import (
     concatenate_rows,
     to_float32,
 )
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, decode
 from notes_cli.errors import EngineError, Progress
+from notes_cli.library.container import quantize
 from notes_cli.runtime.compile import compile_blocks
 from notes_cli.runtime.workspace import FLOATS, Workspace
 
 TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
+EXACT = 0.002  # of a row that should be equal bit for bit, but may have been moved, which rounds it up to eight times
 SPREAD = 3.0  # allowed distance of a row, in multiples of its tensor's median
 FARTHEST = 1.5  # maximum `scale`: two prefills in different ways are 1 apart
-NEAREST = 0.25  # quantile of the tensors for `scale`
+NEAREST = 0.25  # quantile of a token's rows for `scale`
 FAINT = 0.00001  # noise below this does not show how a segment was computed
+LEAST_ROWS = 16  # for comparing channels: of fewer rows, chance makes some channels far
+SAMPLE = 64  # rows of a tensor that are searched for a pattern
+NUMBERS = 16  # in a row, for a pattern to be no chance
 LITTLE = 0.01  # floor of a channel's unit, relative to the mean size of all channels
 SHORT = 0.1  # floor of a row's length, relative to the mean: little of a shorter row is exact
 SMALL = 0.25  # floor of a channel's unit, relative to the median channel
 STEPS = 16  # floor of a channel's unit, in quantization steps
-OTHER_BATCH = 61  # micro-batch size of the second prefill
+OTHER_BATCH = 61  # micro-batch size of the second prefill where the segment's is not known
+LARGEST = 8192  # tokens of a micro-batch that a check computes: a file may claim any number, and they take memory
 TRANSITION = "transition"
 NAMES = {  # names of K and V
     "attention": ("K", "V"),
@@ -64,7 +75,9 @@ class WrongRows:
     """Rows of one tensor of one layer that differ from this model's. `tensor`: one of NAMES, or TRANSITION for the
     state transition of a recurrent layer. `first`, `last`: token range, end excluded; tokens of the left context are
     negative. `count`: number of wrong rows in it. `error`: the largest relative distance, and `bar`: the part that
-    rounding explains. `position`: of a splice; None for the rows in the file."""
+    rounding explains. `position`: of a splice; None for the rows in the file. `channel`: the channel that is wrong in
+    all of them, if it is one; `error` and `bar` are those of the channel. `rounded`: the type whose pattern they have;
+    then there are no `error` and `bar`."""
 
     layer: int
     tensor: str
@@ -74,16 +87,21 @@ class WrongRows:
     error: float
     bar: float
     position: int | None = None
+    channel: int | None = None
+    rounded: str = ""
 
     def __str__(self) -> str:
         tokens = f", token {self.first}" if self.count == 1 else f", tokens {self.first} to {self.last - 1}"
         if self.tensor in (TRANSITION, *NAMES["state"]):
             tokens = ""  # rows of the last token, or of all
         some = "" if self.count == self.last - self.first else f" ({self.count} of them)"
+        some = some if self.channel is None else f", channel {self.channel}"
         place = "" if self.position is None else f", placed at position {self.position:,}"
         far = f"off by {self.error:.2g}, where rounding explains {self.bar:.2g}"
         if not np.isfinite(self.error):
             far = "no numbers, or infinite"
+        if self.rounded:
+            far = f"rounded to {self.rounded} before they were stored"
         return f"layer {self.layer}, {self.tensor}{tokens}{some}{place}: {far}"
 
 
@@ -118,16 +136,18 @@ def check_rows(
     rows, EngineError where the tokens do not fit the context, UnsupportedError where K/V cannot be read."""
     workspace.make_room(segment.base + len(segment))
     unchecked = []
-    with workspace.scratch(segment.base + len(segment)) as sequence:
+    with _first_sequence(workspace, segment) as sequence:
         computed = _prefill_segment(workspace, sequence, segment, progress)
     if segment.carry and not computed.transitions:
         unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
     stored = _StoredRows(segment)
-    wrong = stored.beyond(stored.tensors(computed))
+    wrong, rounded = stored.beyond(stored.tensors(computed)), stored.rounded(computed)
     if wrong:
-        with _second_context(workspace, segment) as sequence:
+        with _second_sequence(workspace, segment) as sequence:
             second = _prefill_segment(workspace, sequence, segment, progress)
         wrong = stored.unexplained(computed, second)
+    named = {(rows.layer, rows.tensor) for rows in rounded}
+    wrong = [*rounded, *(rows for rows in wrong if (rows.layer, rows.tensor) not in named)]
     for position in dict.fromkeys(places):
         reason = _place_refusal(workspace, segment, position)
         if reason:
@@ -147,13 +167,16 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Relative distances of one tensor's rows from the computed ones, and the part that the stored type explains:
-    [rows] each."""
+    """Relative distances of one tensor's rows, and of its channels over all rows, from the computed ones, and the part
+    of them that the stored type explains. `exact`: rows that are stored as the computed ones would be."""
 
     layer: int
     name: str
-    errors: NDArray[np.float64]
+    errors: NDArray[np.float64]  # [rows], as `rounding` and `exact`
     rounding: NDArray[np.float64]
+    exact: NDArray[np.bool_]
+    channels: NDArray[np.float64]  # [n_embd], as `channel_rounding`
+    channel_rounding: NDArray[np.float64]
 
     @property
     def median(self) -> float:
@@ -164,6 +187,10 @@ class _Tensor:
         """Distance of each row between two prefills, at least the median."""
         return np.maximum(self.errors, self.median)
 
+    @property
+    def channel_noise(self) -> NDArray[np.float64]:
+        return np.maximum(self.channels, np.median(self.channels))
+
     def wrong(self, bars: NDArray[np.float64], offset: int, position: int | None = None) -> WrongRows | None:
         """Return the rows beyond their bars; the first row is token -offset."""
         beyond = np.flatnonzero(~(self.errors <= bars))  # includes NaN
@@ -172,6 +199,15 @@ class _Tensor:
         worst = beyond[np.argmax(np.nan_to_num(self.errors[beyond], nan=np.inf))]
         tokens = int(beyond[0]) - offset, int(beyond[-1]) + 1 - offset, len(beyond)
         return WrongRows(self.layer, self.name, *tokens, float(self.errors[worst]), float(bars[worst]), position)
+
+    def wrong_channel(self, bars: NDArray[np.float64], offset: int) -> WrongRows | None:
+        """Return the channel farthest beyond its bar."""
+        if len(self.errors) < LEAST_ROWS or not (self.channels > bars).any():
+            return None
+        worst = int(np.argmax(self.channels / bars))
+        tokens = -offset, len(self.errors) - offset, len(self.errors)
+        error, bar = float(self.channels[worst]), float(bars[worst])
+        return WrongRows(self.layer, self.name, *tokens, error, bar, channel=worst)
 
 
 class _StoredRows:
@@ -187,13 +223,24 @@ class _StoredRows:
         tensors = compare_layers(self._segment.layers, computed.layers)
         return [*tensors, *_compare_transitions(self._transitions, computed.transitions)]
 
-    def beyond(self, tensors: Sequence[_Tensor], apart: Sequence[_Tensor] = (), scale: float = 0.0) -> list[WrongRows]:
-        """Return the rows that exceed their bars. `apart`: distances of two prefills."""
+    def beyond(
+        self, tensors: Sequence[_Tensor], apart: Sequence[_Tensor] = (), others: Sequence[_Tensor] = ()
+    ) -> list[WrongRows]:
+        """Return the rows and channels that exceed their bars. `others`: distances from another prefill; `apart`: of
+        the two."""
         self.farthest = float(np.max([tensor.errors.max() for tensor in tensors], initial=0.0))
-        result = []
-        for tensor, distance in zip_longest(tensors, apart):
-            bars = TOLERANCE + tensor.rounding + (SPREAD * scale * distance.noise if distance else 0.0)
-            wrong = tensor.wrong(bars, self._offset(tensor))
+        scales, result = _scales(tensors, apart), []
+        for tensor, distance, other, strict in zip_longest(tensors, apart, others, _equal_later(tensors)):
+            bars, channel_bars = np.full(len(tensor.errors), TOLERANCE), TOLERANCE + tensor.channel_rounding
+            if distance:
+                scale = scales if len(scales) == len(bars) else np.median(scales)
+                bars += SPREAD * scale * distance.noise
+                channel_bars = channel_bars + SPREAD * scales.max() * distance.channel_noise
+            if other:  # with two experts almost tied, a row may match either prefill
+                bars[other.errors <= TOLERANCE + other.rounding] = np.inf
+            bars[strict] = EXACT
+            wrong = tensor.wrong(bars + tensor.rounding, self._offset(tensor))
+            wrong = wrong or tensor.wrong_channel(channel_bars, self._offset(tensor))
             result += [wrong] if wrong else []
         return result
 
@@ -201,33 +248,65 @@ class _StoredRows:
         """Return the rows that neither of two prefills, nor their distance, explains."""
         apart = compare_layers(computed.layers, second.layers)
         apart += _compare_transitions(computed.transitions, second.transitions)
+        tensors = self.tensors(computed), self.tensors(second)
         ways = []
-        for farther, nearer in ((computed, second), (second, computed)):
-            tensors, farther_tensors = self.tensors(nearer), self.tensors(farther)
-            # With two experts almost tied, a row may match either prefill.
-            either = [
-                replace(
-                    tensor, errors=np.where(alternative.errors <= TOLERANCE + alternative.rounding, 0.0, tensor.errors)
-                )
-                for tensor, alternative in zip(tensors, farther_tensors, strict=True)
-            ]
-            scale = _scale(tensors, apart)
-            ways.append((scale, self.beyond(either, apart, scale), self.farthest))
+        for nearer, farther in (tensors, tensors[::-1]):
+            wrong = self.beyond(nearer, apart, farther)
+            ways.append((float(_scales(nearer, apart).mean()), wrong, self.farthest))
         _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(tensor.count for tensor in way[1])))
         return wrong
+
+    def rounded(self, computed: _Computed) -> list[WrongRows]:
+        """Return the rows that have the pattern of a smaller type, and are not as computed."""
+        result = []
+        for rows, expected in zip(self._segment.layers, computed.layers, strict=True):
+            for name, stored, right in zip(NAMES[rows.part], (rows.k, rows.v), (expected.k, expected.v), strict=True):
+                if rows.part == "state" or stored.dtype == Q8_0:
+                    continue
+                changed = np.flatnonzero((stored != right).any(axis=1))
+                if not len(changed):
+                    continue
+                changed = changed[:: len(changed) // SAMPLE + 1]
+                for kind, has_pattern in PATTERNS.items():
+                    found = changed[has_pattern(stored[changed]) & ~has_pattern(right[changed])]
+                    if len(found):
+                        before = len(stored) - len(self._segment)
+                        first, last = int(found[0]) - before, int(found[-1]) + 1 - before
+                        result.append(WrongRows(rows.layer, name, first, last, last - first, 0.0, 0.0, rounded=kind))
+                        break
+        return result
 
     def _offset(self, tensor: _Tensor) -> int:
         return len(tensor.errors) - len(self._segment) if len(tensor.errors) >= len(self._segment) else 0
 
 
-def _scale(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> float:
-    """Return the distance of the nearest tensors in multiples of the distance of two prefills."""
+def _scales(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> NDArray[np.float64]:
+    """Return, for each token, the distance of the nearest tensors in multiples of the distance of two prefills; for
+    tensors with a row per token, or for all if there are none."""
+    rows = max((len(tensor.errors) for tensor in tensors), default=0)
     times = [
-        tensor.median / distance.median
-        for tensor, distance in zip(tensors, apart, strict=True)
-        if distance.median > FAINT
+        tensor.errors / distance.noise
+        for tensor, distance in zip(tensors, apart, strict=False)
+        if len(tensor.errors) == rows and distance.median > FAINT
     ]
-    return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST, method="lower")))) if times else 0.0
+    if not times:
+        return np.zeros(rows)
+    nearest: NDArray[np.float64] = np.nan_to_num(np.quantile(times, NEAREST, axis=0, method="lower"))
+    explained = nearest <= SPREAD * FARTHEST  # if not, noise is not why
+    return np.where(explained, np.minimum(FARTHEST, nearest), 0.0)
+
+
+def _equal_later(tensors: Sequence[_Tensor]) -> list[NDArray[np.bool_]]:
+    """Return, for each tensor, the tokens that have exactly the computed row in a later layer, or in the other tensor
+    of the same one. A later row is computed from what gives the earlier ones, so these must be right, too."""
+    rows = max((len(tensor.errors) for tensor in tensors), default=0)
+    later, result = np.zeros(rows, bool), []
+    for _, group in groupby(reversed(tensors), key=lambda tensor: tensor.layer):
+        for tensor in (layer := list(group)):
+            if len(tensor.errors) == rows > 1:
+                later = later | tensor.exact
+        result += [later if len(tensor.errors) == rows else np.zeros(1, bool) for tensor in layer]
+    return result[::-1]
 
 
 def compare_layers(stored_layers: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
@@ -245,8 +324,17 @@ def compare_layers(stored_layers: Sequence[LayerRows], computed: Sequence[LayerR
             if a.size:
                 unit = _units(b, rows) if stored.part != "state" else np.ones(b.shape[1])
                 length = _lengths(b / unit)
-                distance = np.linalg.norm((a - b) / unit, axis=1) / length
-                tensors.append(_Tensor(stored.layer, name, distance, _rounding(rows, unit) / length))
+                apart, rounding = (a - b) / unit, _rounding(rows, unit)
+                label = f"rows of layer {stored.layer}"
+                same = a == (to_float32(quantize(expected_rows, label)) if rows.dtype == Q8_0 else b)
+                tensors.append(
+                    _Tensor(
+                        *(stored.layer, name),
+                        *(np.linalg.norm(apart, axis=1) / length, np.linalg.norm(rounding, axis=1) / length),
+                        same.all(axis=1),
+                        *(np.sqrt((both**2).mean(axis=0)) for both in (apart, rounding)),
+                    )
+                )
     return tensors
 
 
@@ -271,13 +359,14 @@ def _lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _rounding(rows: RowArray, unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1.5 times the distance by which quantizing moved each row; f16 is within TOLERANCE."""
+    """Return 1.5 times the distance by which quantizing moves each value in the mean; f16 is within TOLERANCE."""
     if rows.dtype != Q8_0:
-        return np.zeros(len(rows))
+        return np.zeros((len(rows), len(unit)))
     blocks: Any = rows
-    weight = (unit.reshape(-1, BLOCK) ** -2).sum(axis=1)
-    moved: NDArray[np.float64] = np.sqrt((blocks["scale"].astype(np.float64) ** 2 * weight).sum(axis=1) / 12)
-    return 1.5 * moved
+    steps: NDArray[np.float64] = (
+        1.5 / np.sqrt(12) * np.repeat(np.abs(blocks["scale"].astype(np.float64)), BLOCK, 1) / unit
+    )
+    return steps
 
 
 def _compare_transitions(stored_transitions: Sequence[Transition], computed: Sequence[Transition]) -> list[_Tensor]:
@@ -290,8 +379,47 @@ def _compare_transitions(stored_transitions: Sequence[Transition], computed: Seq
                 raise EngineError(f"the segment has a transition of another shape in layer {stored.layer}")
             if a.size:
                 distance = np.linalg.norm((a - b)[None].astype(np.float64), axis=1) / _lengths(b[None])
-                tensors.append(_Tensor(stored.layer, TRANSITION, distance, np.zeros(1)))
+                none = np.zeros(1)
+                tensors.append(_Tensor(stored.layer, TRANSITION, distance, none, none == 1, none, none))
     return tensors
+
+
+def _is_shorter(rows: RowArray, bits: int) -> NDArray[np.bool_]:
+    """Return which rows have zeros in the last `bits` bits of all numbers, [rows]."""
+    last = rows.view(np.uint16 if rows.dtype == np.float16 else np.uint32) & ((1 << bits) - 1)
+    normal = np.abs(rows) >= float(np.finfo(np.float16).tiny)
+    found: NDArray[np.bool_] = (normal.sum(axis=1) >= NUMBERS) & ((last == 0) | ~normal).all(axis=1)
+    return found
+
+
+def _is_bf16(rows: RowArray) -> NDArray[np.bool_]:
+    return _is_shorter(rows, 3 if rows.dtype == np.float16 else 16)
+
+
+def _is_f16(rows: RowArray) -> NDArray[np.bool_]:
+    return _is_shorter(rows, 13) if rows.dtype == np.float32 else np.zeros(len(rows), bool)
+
+
+def _is_8_bits(rows: RowArray) -> NDArray[np.bool_]:
+    """Return which rows are multiples of a scale in each block, from -127 to 127 times, [rows]."""
+    size = min(BLOCK, rows.shape[1])
+    blocks = rows[:, : min(rows.shape[1] // size, 4) * size].astype(np.float64).reshape(len(rows), -1, size)
+    peak = np.abs(blocks).max(axis=2, initial=1e-30)[..., None]
+    full = (blocks != 0).sum(axis=2) >= min(NUMBERS, size)
+    fits = np.zeros(full.shape, bool)
+    for most in range(1, 128):
+        times = blocks * (most / peak)
+        rounding = np.abs(times) * 2**-9.9 + 2**-25 * most / peak  # of f16, at most
+        fits |= (np.abs(times - np.rint(times)) <= np.minimum(rounding, 0.2)).all(axis=2)
+    found: NDArray[np.bool_] = full.any(axis=1) & (fits | ~full).all(axis=1)
+    return found
+
+
+PATTERNS: dict[str, Callable[[RowArray], NDArray[np.bool_]]] = {
+    "bf16": _is_bf16,
+    "f16": _is_f16,
+    "8 bits or fewer": _is_8_bits,
+}
 
 
 def _prefill_segment(
@@ -346,21 +474,79 @@ def _decode_at(
         context.truncate(seq_id, 0)
 
 
+class _Replay(KVSequence):
+    """An empty sequence that decodes tokens in given micro-batches, and further ones as any other."""
+
+    def __init__(self, context: Context, batches: Sequence[MicroBatches]) -> None:
+        super().__init__(context)
+        parts = [
+            (min(batch.size, batch.rows - done), batch.size, min(batch.threads, 2 * (os.cpu_count() or 1)))
+            for batch in batches
+            for done in range(0, batch.rows, batch.size)
+        ]
+        self._parts = parts[::-1]
+
+    def flush(self, progress: Progress | None = None) -> None:
+        total, threads = len(self.pending), self.context.threads
+        try:
+            while self.pending and self._parts:
+                rows, size, self.context.threads = self._parts.pop()
+                self._decode_first(rows, size)
+                if progress:
+                    progress(total - len(self.pending), total)
+        finally:
+            self.context.threads = threads
+        super().flush(progress)
+
+    def _decode_first(self, rows: int, size: int) -> None:
+        """Decode the next `rows` tokens in a micro-batch of `size`. What else is in it does not matter: no token sees a
+        later one."""
+        if rows == size or self.rows + size > self.context.n_ctx:
+            decode([self], rows)
+            return
+        pending, end = list(self.pending), self.rows + rows
+        self.truncate(self.rows)
+        self.append([*pending, *pending[-1:] * size][:size])
+        decode([self], size)
+        self.truncate(end)
+        self.append(pending[rows:])
+
+
 @contextmanager
-def _second_context(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
-    """Yield an empty sequence in a context that computes in another order."""
+def _first_sequence(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """Yield an empty sequence that computes in the segment's micro-batches, if they are known."""
+    largest = max((batch.size for batch in segment.batches), default=0)
+    if not workspace.context.n_ubatch < largest <= LARGEST:
+        with workspace.scratch(segment.base + len(segment) + largest) as sequence:
+            sequence.close()
+            with _Replay(sequence.context, segment.batches) as replay:
+                yield replay
+        return
+    options = replace(workspace.context.compile_options, n_sequences=1, unified=False, n_ubatch=largest)
+    with Context(workspace.model, replace(options, n_batch=max(options.n_batch, largest))) as context:
+        context.carries = workspace.context.carries
+        yield _Replay(context, segment.batches)
+
+
+@contextmanager
+def _second_sequence(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """Yield an empty sequence that computes with the other setting of flash attention, or in other micro-batches."""
     base_options = workspace.context.compile_options
-    options = replace(base_options, n_sequences=1, unified=False)
-    if not segment.media:  # which may need a single micro-batch
+    largest = max((batch.size for batch in segment.batches), default=0)
+    options, batches = replace(base_options, n_sequences=1, unified=False), segment.batches
+    if 0 < largest <= LARGEST:
+        options = replace(options, n_ubatch=max(options.n_ubatch, largest), n_batch=max(options.n_batch, largest))
+    elif not segment.media:  # which may need a single micro-batch
         options = replace(options, n_ubatch=OTHER_BATCH)
     flash = replace(options, flash_attention="auto" if base_options.flash_attention == "off" else "off")
     try:
         context = Context(workspace.model, flash)
     except EngineError:  # flash attention is required, or unavailable
-        context = Context(workspace.model, options)
+        context = Context(workspace.model, options if segment.media else replace(options, n_ubatch=OTHER_BATCH))
+        batches = ()
     with context:
         context.carries = workspace.context.carries
-        yield KVSequence(context)
+        yield _Replay(context, batches)
 
 
 def _place_refusal(workspace: Workspace, segment: Segment, position: int) -> str | None:

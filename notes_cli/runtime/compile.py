@@ -30,16 +30,18 @@ from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import (
     BLOCK,
-    RESUMED,
     Carry,
     FieldSpan,
     ImageFile,
     LayerRows,
+    MicroBatches,
     Prefill,
     Segment,
+    cut_batches,
+    micro_batches,
     quantized,
 )
-from notes_cli.engine.sequence import KVSequence, skill_batches
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
@@ -97,6 +99,8 @@ def compile_skill(
         if segment.blocks:
             known_blocks, moves = reusable_blocks(sequence.context, segment, known)
             segment = replace(segment, layers=compile_blocks(sequence, segment, known_blocks, progress), moves=moves)
+            parts = [part or last - first for part, (first, last) in zip(known_blocks, segment.spans, strict=True)]
+            segment = replace(segment, batches=_batches(sequence, segment, parts))
         else:
             segment = _compile_whole(sequence, segment, known, progress, keep, workspace.encode_images, clock)
         # Capturing a state takes extra time.
@@ -182,16 +186,18 @@ def _compile_whole(
     if segment.prefix_only and captures_state(sequence.context, len(segment)):
         return _compile_recurrent(sequence, segment, progress)
     count = shared_prefix_length(sequence.context, segment, known)
-    if count and known:
-        sequence.splice(known.slice(0, count))
-        if not _same_batches(sequence.context, segment, known, count):
-            segment = replace(segment, backend=f"{segment.backend}{RESUMED}{count}")
+    shared = [known.slice(0, count)] if count and known else []
+    for part in shared:
+        sequence.splice(part)
     sequence.append_skill(segment.tokens[count:], present=count)
     on_progress = (
-        _with_checkpoints(sequence, segment, keep, progress, clock) if keep and not segment.prefix_only else progress
+        _with_checkpoints(sequence, segment, shared, keep, progress, clock)
+        if keep and not segment.prefix_only
+        else progress
     )
     sequence.flush(on_progress)
-    return replace(segment, layers=_read(sequence, segment))
+    batches = _batches(sequence, segment, [*shared, len(segment) - count])
+    return replace(segment, layers=_read(sequence, segment), batches=batches)
 
 
 def _compile_recurrent(sequence: KVSequence, segment: Segment, progress: Progress | None) -> Segment:
@@ -207,7 +213,8 @@ def _compile_recurrent(sequence: KVSequence, segment: Segment, progress: Progres
             carry = Carry.of(seam, len(segment) - end, captured_transitions())
     sequence.append(segment.tokens[end:])
     sequence.flush()
-    return replace(segment, layers=_read(sequence, segment), carry=carry)
+    batches = _batches(sequence, segment, [len(segment)])
+    return replace(segment, layers=_read(sequence, segment), carry=carry, batches=batches)
 
 
 def _carry_range(context: Context, tokens: int) -> tuple[int, int]:
@@ -228,11 +235,12 @@ def captures_state(context: Context, tokens: int) -> bool:
 def _with_checkpoints(
     sequence: KVSequence,
     segment: Segment,
+    shared: Sequence[Segment],
     keep: Callable[[Segment], object],
     progress: Progress | None,
     clock: _PrefillTimer,
 ) -> Progress:
-    """Wrap progress so that it also writes checkpoints."""
+    """Wrap progress so that it also writes checkpoints. `shared`: what was placed, not decoded."""
     last, cost = time.monotonic(), 0.0
 
     def on_progress(done: int, total: int) -> None:
@@ -244,6 +252,7 @@ def _with_checkpoints(
             count = len(sequence) - len(sequence.pending) - segment.base
             rows, took = _read(sequence, segment, count), clock.prefill(count)
             part = replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16")
+            part = replace(part, batches=_batches(sequence, part, [*shared, count - sum(map(len, shared))]))
             keep(replace(part, prefill=took))
             last = time.monotonic()
             cost = last - now
@@ -263,6 +272,21 @@ def _read(sequence: KVSequence, segment: Segment, count: int | None = None) -> t
     return sequence.context.read(seq_id, first, end - first, base=first, dtype=segment.row_type)
 
 
+def _batches(sequence: KVSequence, segment: Segment, parts: Sequence[Segment | int]) -> tuple[MicroBatches, ...]:
+    """Return how the rows of a segment were computed; empty if that is not known. `parts` of its tokens, in order: a
+    segment that was placed, or the number of tokens that the sequence decoded."""
+    decoded = micro_batches(sequence.flushed, sequence.context.n_ubatch, sequence.context.threads)
+    at = sum(sequence.flushed) - sum(part for part in parts if isinstance(part, int))
+    result = cut_batches(decoded, 0, segment.base)
+    for part in parts:
+        if isinstance(part, int):
+            result += cut_batches(decoded, at, at + part)
+            at += part
+        else:
+            result += part.batches
+    return result if sum(batch.rows for batch in result) == segment.base + len(segment) else ()
+
+
 def shared_prefix_length(context: Context, segment: Segment, known: Segment | None) -> int:
     """Return how many leading tokens of the segment have the same K/V in `known`."""
     if known is None or known.blocks or segment.blocks or segment.prefix_only or not _same_kv(context, known, segment):
@@ -270,15 +294,6 @@ def shared_prefix_length(context: Context, segment: Segment, known: Segment | No
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
     return int(differ[0]) if len(differ) else same
-
-
-def _same_batches(context: Context, segment: Segment, known: Segment, count: int) -> bool:
-    """True if the first `count` tokens of `known` were computed in the batches that they have in a compile of the
-    segment, and the next one begins there."""
-    ours, theirs = (
-        [end for end in skill_batches(len(one), context.n_ubatch) if end <= count] for one in (segment, known)
-    )
-    return known.backend == context.backend and ours == theirs and ours[-1:] == [count]
 
 
 def compile_blocks(
@@ -326,7 +341,7 @@ def reusable_blocks(
 
 def _same_kv(context: Context, known: Segment, segment: Segment) -> bool:
     """True if equal tokens have equal K/V in both segments."""
-    if known.backend.split(RESUMED)[0] != context.backend:
+    if known.backend != context.backend:
         return False
     same_left = np.array_equal(known.context, segment.context)
     same = same_left and known.base == segment.base and not known.prefix_only and not any(quantized(known.kv))

@@ -142,7 +142,7 @@ SIMPLE: dict[str, tuple[Callable[[], Kind], tuple[Any, str, Any], range, range]]
     "ranges of a ledger": (lambda: Ledgers(1), (state, "ids_of", list), range(300), range(2000)),
     "a bar that no row exceeds": (
         lambda: forgeries.Forgeries(1, ("notes-tiny",)),
-        (check_rows, "TOLERANCE", 10.0),
+        (check_rows._Tensor, "wrong", nothing),
         *(range(6, 14), range(forgeries.INTACT, 14)),
     ),
     "text before a run": (

@@ -110,8 +110,13 @@ def test_a_skill_has_batches_of_its_own(sequence: KVSequence, decoded: list[int]
     assert sequence.undivided == len(ASK) and not sequence.divided
     sequence.logits()
     assert decoded == [len(LEFT), 300, len(ASK)] and sequence.divided
-    assert skill_batches(512, 512) == [512] and skill_batches(600, 512) == [32, 128, 600]
-    assert skill_batches(300, 64) == [32, 96, 128, 192, 256, 300] and skill_batches(200, 64) == [64, 128, 192, 200]
+    for count, size, wanted in (
+        (512, 512, [(3, 3), (512, 512)]),
+        (600, 512, [(3, 3), (32, 32), (96, 96), (472, 472)]),
+        (300, 64, [(3, 3), (32, 32), (64, 64), (32, 32), (128, 64), (44, 44)]),
+        (200, 64, [(3, 3), (192, 64), (8, 8)]),
+    ):
+        assert [batch[:2] for batch in skill_batches(3, count, size, 1)] == wanted
 
 
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:

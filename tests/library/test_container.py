@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import finish
 
-from notes_cli.engine.segment import Q8_0, Carry, FieldSpan, ImageFile, LayerRows, Media, Prefill, Segment, Transition
+from notes_cli.engine.segment import (
+    Q8_0,
+    Carry,
+    FieldSpan,
+    ImageFile,
+    LayerRows,
+    Media,
+    MicroBatches,
+    Prefill,
+    Segment,
+    Transition,
+)
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import container
 from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
@@ -216,6 +227,19 @@ ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
             for given in ("", "[]", "1", DEEP, *TIMES)
         ),
         *(
+            ("moved", {"batches": given}, r"notes\.batches (cannot be read|does not fit)")
+            for given in (
+                "",
+                "{}",
+                "[[3]]",
+                "[[1, 1, 1]]",
+                "[[5, 0, 1]]",
+                "[[5, 1, 1.0]]",
+                "[[6, 1, 1], [-1, 1, 1]]",
+                DEEP,
+            )
+        ),
+        *(
             ("moved", {"fields": given}, "damaged or not a segment")
             for given in ("{", "[1]", '[{"name": 1}]', DEEP, '{"a": 1}', '["abc"]')
         ),
@@ -244,7 +268,11 @@ def test_what_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    "values", [*({"blocks": blocks} for blocks in ((), (0,), (0, 2), (0, 1, 2))), {"prefill": Prefill(8.125, 3, 2)}]
+    "values",
+    [
+        *({"blocks": blocks} for blocks in ((), (0,), (0, 2), (0, 1, 2))),
+        {"prefill": Prefill(8.125, 3, 2), "batches": (MicroBatches(2, 2, 1), MicroBatches(3, 512, 2))},
+    ],
 )
 def test_keys_that_not_every_file_has_come_back(
     tmp_path: Path, make_segment: MakeSegment, values: dict[str, Any]
@@ -254,6 +282,7 @@ def test_keys_that_not_every_file_has_come_back(
     write_segment(tmp_path / "a.gguf", segment)
     found, info = open_segment(tmp_path / "a.gguf"), peek(tmp_path / "a.gguf")
     assert (found.blocks, found.prefill) == (info.blocks, info.prefill) == (segment.blocks, segment.prefill)
+    assert found.batches == info.batches == segment.batches
     keys = gguf.GGUFReader(tmp_path / "a.gguf").fields
     assert ("notes.blocks" in keys, "notes.prefill" in keys) == (bool(segment.blocks), segment.prefill is not None)
 
