@@ -17,7 +17,6 @@ from typing import Any
 from bench.faults.frame import ACCEPTED, Kind, chance, check
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.engine.pieces import Reason
 from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
@@ -35,7 +34,7 @@ SURE = 0.8  # probability of the exact answer's first token; a decision nearer t
 LEVEL = world.Level(
     skills=(1, 3), rules=(1, 3), fillers=(0, 3), heading=1.0, kinds=("table", "date", "amount"), near=0.0, sample=1.0
 )
-Texts = list[str]  # paragraphs
+DAYS = ("Monday", "Tuesday", "Friday")
 
 
 class Story:
@@ -153,8 +152,29 @@ def negated(story: Story, old: str, new: str, question: str) -> list[Json]:
     return system(text, question)
 
 
+def alike(story: Story, old: str, new: str, question: str) -> list[Json]:
+    """Texts for three days that are equal but for one."""
+    texts = [new, old, old]
+    story.rng.shuffle(texts)
+    return system("\n\n".join(f"# {day}\n\n{text}" for day, text in zip(DAYS, texts, strict=True)), question)
+
+
 EDITS: tuple[Callable[[Story, str, str, str], list[Json]], ...] = (
-    *(below, changed, changed_below, quoted, twice, in_turns, corrected, deleted, moved, apart, respaced, negated),
+    *(
+        below,
+        changed,
+        changed_below,
+        quoted,
+        twice,
+        in_turns,
+        corrected,
+        deleted,
+        moved,
+        apart,
+        respaced,
+        negated,
+        alike,
+    ),
 )
 
 
@@ -174,20 +194,20 @@ class Answers:
         self.decoding.compute(lambda: compile_to_library(self.workspace, skill, force=True))
 
     def ask(self, messages: list[Json], most: int, **notes: Any) -> tuple[str, float, int]:
-        """Return the answer, the probability of its first token, and the tokens reused from elsewhere."""
+        """Return the answer, the probability of its first token, and the tokens with K/V from another context."""
         body = {"messages": messages, "max_tokens": most, "logprobs": True, "temperature": 0, "notes": notes}
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.decoding.submit(parse_chat(body), events.put)
-        text, sure, near = "", 0.0, 0
+        text, sure, reused = "", 0.0, 0
         while (event := events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
             if isinstance(event, PrefillDone):
-                near = sum(piece.tokens for piece in event.pieces if piece.reason is Reason.NEAR)
+                reused = sum(piece.tokens for piece in event.pieces if piece.how == "spliced")
             if isinstance(event, TextDelta):
                 sure = sure or max((2.718281828**token.logprob for token in event.tokens[:1]), default=0.0)
                 text += event.text
-        return text, sure, near
+        return text, sure, reused
 
 
 class Stale(Kind):
@@ -253,5 +273,5 @@ class Stale(Kind):
         judged, reused, differ = (sum(column) for column in zip(*rows, strict=True))
         return (
             f"{len(rows):,} prompts, {judged:,} decisions with a prefill's p of {SURE} or more; {reused:,} prompts "
-            f"reused runs, and {differ:,} answers differ from a prefill's"
+            f"reused K/V from another context, and {differ:,} answers differ from a prefill's"
         )
