@@ -123,7 +123,7 @@ def test_keys_are_those_of_the_document(
 ) -> None:
     """Exactly the documented keys, each of the documented type."""
     monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 4)
-    stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
+    stores.hub(Path.home() / ".cache" / "huggingface" / "hub", "me/mine", {"mine-Q8_0.gguf": model})
     (tmp_path / "mine.yaml").write_text(
         "cases: [{text: 'tier: b', question: 'Why?', choices: [a, b], field: tier, value: c, right: [a, b]}]"
     )
