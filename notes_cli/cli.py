@@ -36,7 +36,6 @@ COMMANDS = {
     "profile": "List, show and remove the profiles of models.",
     "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
-    "watch": "Compile skills again whenever their files change.",
     "inspect": "Show the contents of a compiled skill.",
     "rm": "Remove compiled skills.",
     "export": "Write compiled skills into a file or a folder for others.",
@@ -54,7 +53,6 @@ COMMANDS = {
 
 # Commands that share a module, where they are called `NAME_command`; others are `command` in a module of their name.
 MODULES = {
-    **dict.fromkeys(("compile", "watch"), "compile"),
     **dict.fromkeys(("rm", "prune", "fsck", "export", "import"), "maintain"),
     **dict.fromkeys(("ls", "inspect"), "ls"),
     **dict.fromkeys(("models", "pull"), "models"),

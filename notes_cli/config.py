@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -192,10 +191,7 @@ def model_stores() -> list[tuple[str, Path]]:
     hub = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
     if hub is None:
         hub = (_variable("HF_HOME") or cache / "huggingface") / "hub"
-    stores += [("Hugging Face", folder) for folder in dict.fromkeys((llama_cache or hub, hub))]
-    systems = {"darwin": _home() / "Library" / "Caches", "win32": _variable("LOCALAPPDATA")}
-    stores.append(("llama.cpp", llama_cache or (systems.get(sys.platform) or cache) / "llama.cpp"))
-    return [*stores, *(("LM Studio", folder) for folder in _lm_studio_folders())]
+    return [*stores, *(("Hugging Face", folder) for folder in dict.fromkeys((llama_cache or hub, hub)))]
 
 
 def _home() -> Path:
@@ -213,32 +209,6 @@ def _ollama_folders() -> list[Path]:
     folder = _home() / ".ollama" / "models"
     service = Path("/usr/share/ollama/.ollama/models")
     return [folder, service] if sys.platform == "linux" else [folder]
-
-
-def _lm_studio_folders() -> list[Path]:
-    """Return LM Studio's folders of models. Its home and its models may be elsewhere."""
-    home, older = _home() / ".lmstudio", _home() / ".cache" / "lm-studio"
-    pointer = _read_small(_home() / ".lmstudio-home-pointer").strip()
-    if pointer:
-        home = Path(pointer)
-    elif older.is_dir():
-        home = older
-    folders = [home / "models"]
-    try:
-        moved = json.loads(_read_small(home / "settings.json"))["downloadsFolder"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return folders
-    return [*folders, Path(moved)] if isinstance(moved, str) and Path(moved) not in folders else folders
-
-
-def _read_small(path: Path) -> str:
-    """Return the text of another program's small file, "" if it cannot be read."""
-    try:
-        if path.is_file() and path.stat().st_size < 1 << 20:
-            return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        pass
-    return ""
 
 
 def resource(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Stores of models as Ollama, Hugging Face, llama.cpp and LM Studio leave them on a disk, with real GGUFs inside."""
+"""Stores of models as Ollama and Hugging Face leave them on a disk, with real GGUFs inside."""
 
 from __future__ import annotations
 
@@ -72,25 +72,6 @@ def hub(root: Path, repo: str, files: dict[str, Path], commit: str = COMMIT, ref
         (folder / "refs").mkdir(exist_ok=True)
         (folder / "refs" / ref).write_text(commit)
     return snapshot
-
-
-def flat(root: Path, repo: str, name: str, model: Path, tag: str = "") -> Path:
-    """Write a file into llama.cpp's older cache. `tag`: with the manifest of its download."""
-    root.mkdir(parents=True, exist_ok=True)
-    path = root / f"{repo.replace('/', '_')}_{name}"
-    shutil.copy(model, path)
-    path.with_name(f"{path.name}.etag").write_text('"abc"')
-    if tag:
-        (root / f"manifest={repo.replace('/', '=')}={tag}.json").write_text("{}")
-    return path
-
-
-def lm_studio(root: Path, model: str, name: str, source: Path) -> Path:
-    """A file of LM Studio's."""
-    path = root / model / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, path)
-    return path
 
 
 def tree(root: Path) -> dict[str, tuple[object, ...]]:

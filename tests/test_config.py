@@ -81,13 +81,12 @@ def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.Mo
     home = tmp_path / "user"
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("OLLAMA_MODELS")
-    hub, flat, studio = home / ".cache/huggingface/hub", home / ".cache/llama.cpp", home / ".lmstudio/models"
+    hub = home / ".cache/huggingface/hub"
     service = Path("/usr/share/ollama/.ollama/models")
     ollama = [("Ollama", home / ".ollama/models"), ("Ollama", service)]
-    ends = [("llama.cpp", flat), ("LM Studio", studio)]
-    assert model_stores() == [*ollama, ("Hugging Face", hub), *ends]
+    assert model_stores() == [*ollama, ("Hugging Face", hub)]
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "o"))
-    assert model_stores() == [("Ollama", tmp_path / "o"), ("Hugging Face", hub), *ends]
+    assert model_stores() == [("Ollama", tmp_path / "o"), ("Hugging Face", hub)]
     for name, folder in (
         *(("XDG_CACHE_HOME", "huggingface/hub"), ("HF_HOME", "hub"), ("HUGGINGFACE_HUB_CACHE", "")),
         ("HF_HUB_CACHE", ""),
@@ -96,21 +95,4 @@ def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.Mo
         assert model_stores()[1] == ("Hugging Face", tmp_path / name / folder)
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "l"))
     hubs = [("Hugging Face", tmp_path / "l"), ("Hugging Face", tmp_path / "HF_HUB_CACHE")]
-    assert model_stores()[1:] == [*hubs, ("llama.cpp", tmp_path / "l"), ("LM Studio", studio)]
-
-
-def test_where_lm_studio_was_moved(tmp_path: Path) -> None:
-    """Its older home, the one that its pointer names, and a folder of models elsewhere; a broken file is none."""
-    home, moved = tmp_path / "user", tmp_path / "moved"
-    (home / ".cache/lm-studio").mkdir(parents=True)
-    assert model_stores()[-1] == ("LM Studio", home / ".cache/lm-studio/models")
-    (home / ".lmstudio-home-pointer").write_text(f"{moved}\n")
-    assert model_stores()[-1] == ("LM Studio", moved / "models")
-    moved.mkdir()
-    for text, last in (
-        *(('{"downloadsFolder": "/else"}', Path("/else")), ("{", moved / "models"), ("[]", None), ("3", None)),
-    ):
-        (moved / "settings.json").write_text(text)
-        assert model_stores()[-1] == ("LM Studio", last or moved / "models")
-    (home / ".lmstudio-home-pointer").write_bytes(b"\xff")
-    assert model_stores()[-1] == ("LM Studio", home / ".cache/lm-studio/models")
+    assert model_stores()[1:] == hubs

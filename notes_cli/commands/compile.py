@@ -1,13 +1,11 @@
-"""`notes compile` and `notes watch`: prefill skills and save their K/V as segments, once or whenever files change."""
+"""`notes compile`: prefills skills and saves their K/V as segments."""
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,6 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     KEPT_TYPES,
-    Number,
     SkillSource,
     Target,
     json_option,
@@ -27,14 +24,14 @@ from notes_cli.commands.options import (
 )
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand
-from notes_cli.errors import NotesError, SkillError
+from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, storage_type
-from notes_cli.text.names import files_of, human_time, name_of
+from notes_cli.text.names import human_time, name_of
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.info import SegmentInfo
-    from notes_cli.runtime.freshness import FileStamp, Shape, Source, Sources
+    from notes_cli.runtime.freshness import Shape, Source, Sources
     from notes_cli.runtime.recompile import Compiled
     from notes_cli.text.skill import Skill
     from notes_cli.text.tools import ToolSet
@@ -103,7 +100,7 @@ def number_of_blocks(value: Any) -> Any:
 @click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
 @json_option
 @model_options
-def compile_command(
+def command(
     sources: tuple[str, ...],
     segment: str | None,
     all_: bool,
@@ -356,134 +353,3 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     if skill.picture:
         return line + end
     return output.fitting(f"{line}, {names}{end}", f"{line}, {count}{end}")
-
-
-@click.command(cls=GroupedCommand)
-@click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
-@click.option("--all", "all_", is_flag=True, help="Also every Agent Skill of the project and of the user.")
-@click.option(
-    "--interval",
-    type=Number(0.05, 3600, kind=float),
-    default=1.0,
-    metavar="SECONDS",
-    help="Time between two looks at the files.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
-@click.option("--json", "json_", is_flag=True, help="Each event as a line of JSON (docs/json.md).")
-@model_options
-def watch_command(
-    sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, json_: bool, **model: Any
-) -> None:
-    """Compile skills again whenever their files change, until Ctrl-C.
-
-    Without SOURCE these are the skills of the library that came from files. A SOURCE is what `notes compile` takes; of
-    a folder of skills, those that are added later, too. What is out of date is compiled at once. Each event is a line
-    on stdout; a text that cannot be compiled is reported, and the watch goes on. A skill whose file is gone stays.
-
-    \b
-    Examples:
-      notes watch
-      notes watch skills/ notes.md
-      notes watch --all --json
-    """
-    from notes_cli.runtime.compile import skill_of
-    from notes_cli.runtime.freshness import Files, Shape, Sources, Watched, file_stamp
-    from notes_cli.text.skill import load_skill
-
-    watched, files = Watched(), Files()
-    files.add(_files(sources, all_))
-    if not files.paths:
-        raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
-    with open_model(quiet=quiet or json_, **model) as opened:
-
-        def update(path: Path, stamp: FileStamp, *, first: bool = False) -> None:
-            """Compile the skills that depend on a file, and mark it as handled, with the images in its text that no
-            other skill depends on."""
-            images: dict[Path, FileStamp] = {}
-            with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
-                links = load_skill(path).links if opened.workspace.has_vision else ()
-                found = [Path(link.path).absolute() for link in links if not link.why]
-                images = {image: file_stamp(image) for image in found}
-            files.set_images(path, images)
-            words, skills, done = Sources(library()), files.skills(path), set[str]()
-            for word in skills:
-                try:
-                    source = words.read(word) if sources or all_ else words.library_skill(word)
-                    name = source.skill.name
-                    if name in done:  # two words for one skill
-                        continue
-                    done.add(name)
-                    shape = shape_of(opened, words, words.readable_skill(name) or source, Shape(None, kv=None))
-                    skill = skill_of(opened.workspace, source.skill)
-                    how = attributes(shape, "influence", "blocks", "kv")
-                    compiled = opened.bring_up_to_date(skill, callbacks=print_callbacks(json_), **how)
-                except NotesError as error:
-                    _print_event(json_, event="failed", source=str(path), error=worded(error))
-                    continue
-                if compiled.reasons or not first:
-                    event = "compiled" if compiled.reasons else "up_to_date"
-                    facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
-                    _print_event(json_, event=event, source=str(path), **facts)
-            exclusive = {image: seen for image, seen in images.items() if set(files.skills(image)) <= set(skills)}
-            for handled, seen in {**exclusive, path: stamp}.items():
-                watched.mark_handled(handled, seen)
-
-        for path in files.paths:
-            update(path, file_stamp(path), first=True)
-        if not quiet:
-            output.say(f"watching {output.counted(len(files.paths), 'file')}; Ctrl-C ends it")
-        while True:
-            time.sleep(interval)
-            with suppress(NotesError):  # a folder that is being replaced
-                files.add(_files(sources, all_))
-            for path, stamp in watched.changed(files.paths):
-                if stamp is None:
-                    _print_event(json_, event="gone", source=str(path))
-                    watched.mark_handled(path, stamp)
-                else:
-                    update(path, stamp)
-
-
-def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
-    """Return the files to watch, each with the words for its skills (a file may have several names). Raises NotesError
-    for a source that is not a file."""
-    from notes_cli.runtime.freshness import Sources
-    from notes_cli.text.skill import skill_file, skill_sources
-
-    words = Sources(library())
-    files: dict[Path, list[str]] = {}
-    for source in sources:
-        for word in skill_sources(source):
-            path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
-            files.setdefault(path.absolute(), []).append(word)
-    if all_:
-        for skill in words.agent_skills().values():
-            if not skill.problem:
-                files.setdefault(skill.path / "SKILL.md", []).append(str(skill.path))
-    if not sources and not all_:
-        for entry in words.library.entries():
-            if entry.info is not None and len(files_of(entry.info.source)) == 1:
-                files.setdefault(Path(entry.info.source), []).append(entry.name)
-    return files
-
-
-def _file(skill: Skill | ToolSet) -> Path:
-    """Return the file of a skill in the library. Raises SkillError for several files."""
-    files = files_of(skill.source)
-    if len(files) > 1:
-        raise SkillError(f"{skill.name} was compiled of {len(files)} files together", "Run: notes compile --stale")
-    return Path(skill.source)
-
-
-def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    if json_:
-        defaults: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
-        facts = {"version": 1, "time": now, "event": event, "source": source, **defaults, **facts}
-        output.as_json(facts, indent=None)
-        return
-    text = event.replace("_", " ")
-    if "name" in facts:
-        text += f" {facts['name']}" + (f" ({'; '.join(facts['reasons'])})" if facts["reasons"] else "")
-    more = f": {facts['error']}" if "error" in facts else ""
-    output.result(output.line(f"{now} {text}: {source}{more}"))

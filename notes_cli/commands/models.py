@@ -35,7 +35,7 @@ class _Row:
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
 def models_command(quiet: bool, json_: bool) -> None:
     """List the models on this machine that -m takes by name: those that ship, smollm2 if it is there, those of Ollama,
-    the Hugging Face cache, llama.cpp and LM Studio, the file that NOTES_MODEL names, and those under `models:` in
+    the Hugging Face cache (llama.cpp's, too), the file that NOTES_MODEL names, and those under `models:` in
     config.yaml. A star marks the one that is used without -m. Nothing is loaded, fetched or written.
 
     A skill can be spliced into any prompt, only restored at its start, or is refused, as the model's file shows.

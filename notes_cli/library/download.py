@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from notes_cli.engine.header import part_names
 from notes_cli.errors import Help, ModelError, NotesError, reason
-from notes_cli.library.models import HUB, SMOLLM2, NamedModel, files, hub_bases, parse
+from notes_cli.library.models import SMOLLM2, NamedModel, hub_bases, hub_files, parse
 from notes_cli.library.safe_files import check_private, replacing
 
 USUAL = "Q4_K_M"  # default quantization, as llama.cpp's
@@ -59,7 +59,7 @@ def choose(word: str) -> Choice:
 def choose_file(repo: str, tag: str | None, sizes: Mapping[str, int]) -> Choice:
     """Return the model of a tag in a repository, given the size of each file in bytes. Raises ModelError."""
     user, name = repo.split("/")
-    models = list(files(HUB, hub_bases(user, name), map(Path, sorted(sizes)), lambda path: ""))
+    models = list(hub_files(hub_bases(user, name), map(Path, sorted(sizes)), lambda path: ""))
     if not models:
         raise ModelError(f"{repo} has no GGUF files", "Look for a repository whose name ends in GGUF")
     matches = [model for model in models if model.matches(repo, tag)]

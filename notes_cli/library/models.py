@@ -25,7 +25,6 @@ Warn = Callable[[str], object]  # gets a message for each folder that cannot be 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 DOWNLOADING = (".incomplete", ".downloadInProgress")  # Hugging Face's and llama.cpp's suffixes of unfinished downloads
-_UNFINISHED = (*DOWNLOADING, ".part", ".partial")
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # no models: llama.cpp's list
 
 
@@ -72,11 +71,11 @@ def unreadable(error: OSError) -> str:
     return f"cannot read {error.filename}: {reason(error)}"
 
 
-def file_problem(path: Path, within: Path | None = None) -> str:
-    """Return why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
+def file_problem(path: Path, within: Path) -> str:
+    """Return why a file of a store cannot be a model, "" if it can. Links may not leave the folder `within`."""
     try:
         real = path.resolve(strict=True)
-        if within is not None and not real.is_relative_to(within.resolve()):
+        if not real.is_relative_to(within.resolve()):
             return f"it is a link to {real}, outside of {within}"
         return "" if stat.S_ISREG(real.stat().st_mode) else f"{path} is not a regular file"
     except FileNotFoundError:
@@ -87,26 +86,22 @@ def file_problem(path: Path, within: Path | None = None) -> str:
         return f"{path} cannot be read ({reason(error)})"
 
 
-def files(
-    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = file_problem
-) -> Iterator[NamedModel]:
-    """Yield the models among files that share a base, a split one once, without companions such as mmproj. The tag is
+def hub_files(bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str]) -> Iterator[NamedModel]:
+    """Yield the models among the files of a repository, a split one once, without companions such as mmproj. The tag is
     the quantization that ends the name, or the whole name where two have the same quantization."""
     stems = {}
     for path in paths:
         name = path.name
-        unfinished = next((end for end in _UNFINISHED if name.endswith(f".gguf{end}")), "")
-        stem = name.removesuffix(unfinished).removesuffix(".gguf")
+        stem = name.removesuffix(".gguf")
         part = _PART.fullmatch(stem)
         if stem == name or any(word in name for word in _COMPANIONS) or (part and part["number"] != "00001"):
             continue
-        stems[path] = part["stem"] if part else stem, unfinished
-    shown = Counter(_shown(stem) for stem, _ in stems.values())
-    for path, (stem, unfinished) in stems.items():
+        stems[path] = part["stem"] if part else stem
+    shown = Counter(map(_shown, stems.values()))
+    for path, stem in stems.items():
         tag = _shown(stem) if shown[_shown(stem)] == 1 else stem
         ends = {stem, *(stem[at.end() :] for at in re.finditer("[-.]", stem))}
-        problem = "its download has not been finished" if unfinished else check(path)
-        yield NamedModel(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
+        yield NamedModel(HUB, bases, tag, path, check(path), frozenset(end.casefold() for end in ends))
 
 
 def _shown(stem: str) -> str:
@@ -170,7 +165,7 @@ def _repository(root: Path, folder: Path, bases: tuple[str, ...], warn: Warn) ->
         whole = folder / "snapshots" / snapshot
         for place, _, names in os.walk(whole, onerror=lambda error: warn(unreadable(error))):  # links not followed
             paths += [Path(place, name) for name in sorted(names)]
-    models = list(files(HUB, bases, paths, lambda path: file_problem(path, root)))
+    models = list(hub_files(bases, paths, lambda path: file_problem(path, root)))
     yield from models
     for blob in list_folder(folder / "blobs", warn):
         if blob.endswith(DOWNLOADING) and (models or "gguf" in bases[0].lower()):
@@ -197,52 +192,6 @@ def _commit(path: Path) -> str:
     except (OSError, ValueError):
         return ""
     return commit if _COMMIT.fullmatch(commit) else ""
-
-
-LLAMA_CPP = "llama.cpp"
-_ALIKE = 3  # letters that a repository and its files have in common at the start
-
-
-def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """Yield all models of llama.cpp's older cache, also unusable ones, with their problem."""
-    names = list_folder(root, warn)
-    known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
-    known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
-    groups: dict[tuple[str, str], list[str]] = {}
-    for name in names:
-        owner = next((parts for parts in known if name.startswith(f"{'_'.join(parts)}_")), None)
-        groups.setdefault((owner[0], owner[1]) if owner else ("", name), []).append(name)
-    for (user, repo), group in groups.items():
-        paths = [root / name for name in group]
-        if user:
-            yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
-        else:
-            yield from (model._replace(tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
-
-
-def _guesses(name: str) -> Iterator[str]:
-    """Yield the name of a file and its possible names on Hugging Face: splits into user, repository and file in which
-    repository and file begin alike."""
-    yield name.split(".gguf")[0]
-    words = name.split("_")
-    for user in range(1, len(words) - 1):
-        for end in range(user + 1, len(words)):
-            repo, file = "_".join(words[user:end]), "_".join(words[end:])
-            if repo[:_ALIKE].casefold() == file[:_ALIKE].casefold():
-                yield from hub_bases("_".join(words[:user]), repo)
-
-
-LM_STUDIO = "LM Studio"
-
-
-def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """Yield all models of LM Studio, also unusable ones, with their problem."""
-    for publisher in list_folder(root, warn):
-        for model in list_folder(root / publisher, warn):
-            folder = root / publisher / model
-            yield from files(
-                LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in list_folder(folder, warn))
-            )
 
 
 OLLAMA = "Ollama"
@@ -361,12 +310,7 @@ def _dicts(value: object) -> list[dict[str, Any]]:
 
 ALIAS = "config.yaml"
 OWN = "notes"  # the store of models that come with notes or were downloaded by it
-_READERS: Mapping[str, Callable[[Path, Warn], Iterator[NamedModel]]] = {
-    OLLAMA: ollama_models,
-    HUB: hub_models,
-    LLAMA_CPP: llama_cpp_models,
-    LM_STUDIO: lm_studio_models,
-}
+_READERS: Mapping[str, Callable[[Path, Warn], Iterator[NamedModel]]] = {OLLAMA: ollama_models, HUB: hub_models}
 _NEAR = 5  # suggestions for an unknown name
 
 

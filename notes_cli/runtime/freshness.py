@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from difflib import get_close_matches
 from enum import Enum
-from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli import config
@@ -255,12 +254,6 @@ class Sources:
         self._note(f"{name}: its text is read from {where}")
         return Source(name, skill, latest)
 
-    def readable_skill(self, name: str) -> Source | None:
-        """Return a skill of the library; None if it is unreadable or a tool set."""
-        infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
-        latest = max(infos, key=lambda info: info.created, default=None)
-        return Source(name, skill_from_segment(latest), latest) if latest and not latest.tools else None
-
     def agent_skill(self, found: Found, name: str | None = None) -> Source:
         """Read an Agent Skill. Raises SkillError for an ambiguous or unreadable one."""
         if found.problem is not None:
@@ -302,65 +295,3 @@ def shape(source: Source, library: Library, identity: Identity, profiles: Profil
         bool(influence and fields and not info.media),
         None if present else info.kv,
     )
-
-
-FileStamp = tuple[int, ...] | None  # attributes that change with the content; None if the file is missing
-
-
-class Watched:
-    """File attributes, as last handled and as last polled. Several writes by an editor, or a rename, count as one:
-    a file must be the same in two polls."""
-
-    def __init__(self) -> None:
-        self._handled: dict[Path, FileStamp] = {}
-        self._latest: dict[Path, FileStamp] = {}
-
-    def mark_handled(self, path: Path, look: FileStamp) -> None:
-        """Record that the file with these attributes was processed."""
-        self._handled[path] = self._latest[path] = look
-
-    def changed(self, paths: Iterable[Path]) -> list[tuple[Path, FileStamp]]:
-        """Return the files that differ from their handled attributes and were equal in two consecutive polls. A new
-        file counts as changed, unless it is missing."""
-        result = []
-        for path in dict.fromkeys(paths):
-            now = file_stamp(path)
-            stable = path in self._latest and self._latest[path] == now
-            self._latest[path] = now
-            if stable and now != self._handled.get(path):
-                result.append((path, now))
-        return result
-
-
-class Files:
-    """Maps files to the skills that depend on them: the files of their texts, and images in those."""
-
-    def __init__(self) -> None:
-        self._own: dict[Path, Sequence[str]] = {}
-        self._shown: dict[Path, Collection[Path]] = {}
-
-    def add(self, own: Mapping[Path, Sequence[str]]) -> None:
-        """Add the files that skills are read from."""
-        self._own.update(own)
-
-    def set_images(self, path: Path, images: Collection[Path]) -> None:
-        """Set the images that a text file shows."""
-        self._shown[path] = images
-
-    @property
-    def paths(self) -> list[Path]:
-        return list(dict.fromkeys([*self._own, *(image for images in self._shown.values() for image in images)]))
-
-    def skills(self, path: Path) -> list[str]:
-        """Return the skills that depend on a file."""
-        texts = [path, *(text for text, images in self._shown.items() if path in images)]
-        return list(dict.fromkeys(word for text in texts for word in self._own.get(text, ())))
-
-
-def file_stamp(path: Path) -> FileStamp:
-    """Return the attributes that change with a file's content; None if it is missing or inaccessible."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

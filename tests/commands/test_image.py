@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from projectors import image_bytes, write_projector
 
 from notes_cli import config
 
-from .conftest import Notes, command_line
+from .conftest import Notes
 
 
 @pytest.fixture
@@ -47,34 +44,6 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
     assert third.code == 0 and "as photo-" in third.err
     plan = notes("ask", "What?", "--image", photo, "--image", other, "--explain", *SEES)
     assert plan.code == 0 and plan.out.count("spliced") >= 2
-
-
-def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:
-    """Both texts that show one are compiled again, also where one changes at the same time or shows another."""
-    texts = [tmp_path / name for name in ("a.md", "b.md")]
-    for text in texts:
-        text.write_text("Read this: ![a photo](photo.png)")
-    command = command_line("watch", *texts, "--interval", "0.1", "--json", "-q", *SEES)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-
-        def compiled() -> set[str]:
-            assert process.stdout
-            events = (json.loads(line) for line in process.stdout)
-            names = (one["name"] for one in events if one["event"] == "compiled")
-            return {next(names), next(names)}
-
-        assert compiled() == {"a", "b"}
-        photo.write_bytes(image_bytes(48, 48, seed=3))
-        texts[0].write_text("Look at this: ![a photo](photo.png)")
-        assert compiled() == {"a", "b"}
-        for seed in (4, 5):
-            (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=seed))
-            for text in texts if seed == 4 else ():
-                text.write_text("Look at these: ![a photo](photo.png) ![new](new.png)")
-            assert compiled() == {"a", "b"}
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
 
 
 def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Path) -> None:

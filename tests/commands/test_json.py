@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -124,7 +123,7 @@ def test_keys_are_those_of_the_document(
 ) -> None:
     """Exactly the documented keys, each of the documented type."""
     monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 4)
-    stores.lm_studio(Path.home() / ".lmstudio" / "models", "me/mine", "mine-Q8_0.gguf", model)
+    stores.hub(Path.home() / ".cache" / "huggingface" / "hub", "me/mine", {"mine-Q8_0.gguf": model})
     (tmp_path / "mine.yaml").write_text(
         "cases: [{text: 'tier: b', question: 'Why?', choices: [a, b], field: tier, value: c, right: [a, b]}]"
     )
@@ -142,23 +141,6 @@ def test_keys_are_those_of_the_document(
             assert not [key for key, value in found if type(value) not in keys[key]], line
         else:
             assert outcome.code == 0, line
-
-
-def test_events_of_a_watch_have_the_keys_of_the_document(
-    notes: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line for each compile and each failure."""
-    keys, broken = documented("watch --json"), skill.with_name("broken.txt")
-    broken.write_text("---\nname: [\n")
-
-    def ended(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
-    events = [json.loads(line) for line in notes("watch", skill, broken, "--json").out.splitlines()]
-    assert [event["event"] for event in events] == ["compiled", "failed"]
-    for event in events:
-        assert event.keys() == keys.keys() and all(type(value) in keys[key] for key, value in event.items())
 
 
 @pytest.mark.parametrize(

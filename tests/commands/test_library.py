@@ -1,11 +1,8 @@
-"""The library: compile, Agent Skills, ls, inspect, rm, prune, fsck, export, import, watch and doctor."""
+"""The library: compile, Agent Skills, ls, inspect, rm, prune, fsck, export, import and doctor."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +16,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, command_line, snapshot
+from .conftest import TEXT, Notes, snapshot
 
 
 @pytest.fixture
@@ -155,56 +152,6 @@ def test_exports_and_imports_that_cannot_be(
     assert outcome.code == 1 and outcome.out.count("\n") == 1
     assert "does not hold what this model computes" in outcome.err and notes("ls", "-q").out == "piped\n"
     assert notes("import", tmp_path / "empty").code == 1 and notes("import", share, "--name", "x").code == 2
-
-
-def test_watch(model: Path, skill: Path, home: Path) -> None:
-    """Lines as things happen: compiled, changed, broken, gone; Ctrl-C ends it and leaves nothing."""
-    command = command_line("watch", skill.parent / "skills", skill, "--interval", "0.1", "--json", "-q")
-    put(skill.parent / "skills", "pdf")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-
-        def event() -> tuple[str, str | None]:
-            assert process.stdout
-            line = json.loads(process.stdout.readline())
-            return line["event"], line["name"]
-
-        assert [event(), event()] == [("compiled", "pdf"), ("compiled", "returns")]
-        skill.write_text("date: 2026-07-01\n")
-        assert event() == ("compiled", "returns")
-        (skill.parent / "skills" / "pdf" / "SKILL.md").write_text("---\nname: [\n")
-        assert event() == ("failed", None)
-        put(skill.parent / "skills", "later")
-        assert event() == ("compiled", "later")
-        skill.unlink()
-        assert event() == ("gone", None)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and process.stderr.read() == "notes: interrupted\n"
-    (left,) = (path for path in (home / "library").glob("returns.*.gguf"))
-    assert peek(left).text == "date: 2026-07-01"
-    assert not list((home / "library").glob(".*.tmp"))
-
-
-def test_watch_means_the_skills_of_the_library(
-    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not a file or a folder here that is called as one of them; skills without a file are not watched."""
-    put(tmp_path / "here" / "returns", "returns")
-    monkeypatch.chdir(tmp_path / "here")
-    skill.write_text(TEXT.replace("2026-06-01", "2026-09-01"))
-
-    def ended(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
-    assert notes("watch", "no.txt").code == 1
-    outcome = notes("watch", "--json", "-q")
-    assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
-    assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text
-    notes("rm", "returns")
-    notes("compile", "-", "--name", "piped", stdin="x")
-    nothing = notes("watch")
-    assert nothing.code == 1 and "nothing to watch" in nothing.err
 
 
 def test_rm_removes_all_files_of_a_name(

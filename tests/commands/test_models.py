@@ -14,22 +14,17 @@ from .conftest import Notes, on_a_terminal, run_here
 
 NAMES = [
     *("ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "hf.co/unsloth/SmolLM3-GGUF:Q4_K_M", "lfm2:latest"),
-    *("lmstudio-community/Mistral-GGUF:Q8_0", "me/embed:latest", "qwen3:0.6b", "user/old-GGUF:Q5_K_M"),
+    *("me/embed:latest", "mistralai/Mistral-GGUF:Q8_0", "qwen3:0.6b", "user/old-GGUF:Q5_K_M"),
 ]
 OURS = ["notes-tiny", "notes-eye"]  # which come first
-BROKEN = ["half/half-GGUF:Q4_0", "lora:latest", "user/old-GGUF:Q2_K"]
+BROKEN = ["half/half-GGUF:Q4_0", "lora:latest", "user/old-GGUF"]
 
 
 @pytest.fixture
 def user(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with the stores of all programs where they are by default, and in each something that is broken."""
     home = tmp_path / "user"
-    ollama, hub, cache = (
-        home / ".ollama" / "models",
-        home / ".cache" / "huggingface" / "hub",
-        home / ".cache" / "llama.cpp",
-    )
-    lmstudio = home / ".lmstudio" / "models"
+    ollama, hub = home / ".ollama" / "models", home / ".cache" / "huggingface" / "hub"
     stores.ollama(ollama, "library/qwen3/0.6b", stores.manifest(ollama, make_model("qwen3")))
     stores.ollama(ollama, "hf.co/unsloth/SmolLM3-GGUF/Q4_K_M", stores.manifest(ollama, make_model("smollm3")))
     stores.ollama_v2(ollama, "library/lfm2/latest", stores.manifest(ollama, make_model("lfm2")))
@@ -37,10 +32,10 @@ def user(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.Mo
     stores.ollama(ollama, "library/lora/latest", stores.manifest(ollama, make_model("llama"), adapter="x"))
     files = {"gemma-3-1b-it-Q4_K_M.gguf": make_model("gemma3"), "mmproj-F16.gguf": make_model("llama")}
     stores.hub(hub, "ggml-org/gemma-3-1b-it-GGUF", files)
-    stores.flat(cache, "user/old-GGUF", "old.Q5_K_M.gguf", make_model("mamba"), tag="latest")
-    (cache / "user_old-GGUF_old.Q2_K.gguf.downloadInProgress").write_bytes(b"GGUF")
-    stores.lm_studio(lmstudio, "lmstudio-community/Mistral-GGUF", "Mistral-Q8_0.gguf", make_model("mistral"))
-    half = stores.lm_studio(lmstudio, "half/half-GGUF", "half-Q4_0.gguf", make_model("llama"))
+    old = stores.hub(hub, "user/old-GGUF", {"old.Q5_K_M.gguf": make_model("mamba")})
+    (old.parents[1] / "blobs" / "abc.downloadInProgress").write_bytes(b"GGUF")
+    stores.hub(hub, "mistralai/Mistral-GGUF", {"Mistral-Q8_0.gguf": make_model("mistral")})
+    half = stores.hub(hub, "half/half-GGUF", {"half-Q4_0.gguf": make_model("llama")}) / "half-Q4_0.gguf"
     half.write_bytes(half.read_bytes()[:9999])
     monkeypatch.delenv("OLLAMA_MODELS")
     return home
@@ -73,7 +68,7 @@ def test_models_of_all_stores(user: Path) -> None:
     assert {name for name, how in skills.items() if how == "refused"} == {"me/embed:latest"}
     assert found["qwen3:0.6b"]["architecture"] == "qwen3" and found["qwen3:0.6b"]["why"] is None
     assert "recurrent" in found["lfm2:latest"]["why"]
-    assert {row["store"] for row in rows} == {"notes", "Ollama", "Hugging Face", "llama.cpp", "LM Studio"}
+    assert {row["store"] for row in rows} == {"notes", "Ollama", "Hugging Face"}
     table = run_here("models").out
     assert "\nhalf/half-GGUF:Q4_0: 9,999 of its " in table and table.count("this model has recurrent layers") == 1
     narrow = on_a_terminal(["models"], COLUMNS="80", NO_COLOR="1").splitlines()
@@ -102,7 +97,7 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Notes) -> None:
     closed.chmod(0)
     try:
         outcome = unprivileged("models")
-        assert outcome.code == 0 and "lmstudio-community/Mistral-GGUF:Q8_0" in outcome.out
+        assert outcome.code == 0 and "mistralai/Mistral-GGUF:Q8_0" in outcome.out
         assert outcome.err.splitlines()[-1] == f"cannot read {closed}: Permission denied"
         assert f"cannot read {closed}" in unprivileged("ask", "Why?", "-m", "qwen3:0.6b").refusal()
     finally:
@@ -124,9 +119,9 @@ def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPat
 
 def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., Path]) -> None:
     """They are shown, not sent; a name that is not UTF-8 ends nothing."""
-    folder = os.fsencode(user / ".lmstudio" / "models") + b"/\x1b[31mred\xff/a"
-    os.makedirs(folder)
-    shutil.copy(make_model("llama"), folder + b"/a-Q8_0.gguf")
+    snapshot = stores.hub(user / ".cache" / "huggingface" / "hub", "a/b", {})
+    snapshot.mkdir(parents=True)
+    shutil.copy(make_model("llama"), os.fsencode(snapshot) + b"/\x1b[31mred\xff.gguf")
     for arguments in (["models"], ["models", "-q"], ["models", "--json"], ["ask", "x", "-m", "red"]):
         done = run_here(*arguments)
         assert "\x1b" not in done.out + done.err and "red" in done.out + done.err

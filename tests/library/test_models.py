@@ -158,7 +158,7 @@ def test_links_that_lead_out_of_ollamas_store(root: Path, model: Path, tmp_path:
     assert "outside of" in problem("Ollama", root)
 
 
-# Hugging Face and llama.cpp.
+# Hugging Face.
 
 
 def test_hub_names(root: Path, model: Path, other: Path) -> None:
@@ -245,64 +245,34 @@ def test_links_that_lead_out_of_the_hub(root: Path, model: Path, tmp_path: Path)
     assert len(Models([("Hugging Face", root)], {}).named) == 1
 
 
-def test_the_older_cache_of_llama_cpp(root: Path, model: Path, other: Path) -> None:
-    """With the manifest of the download the repository is known; without, the file's own name is the name."""
-    stores.flat(root, "user/my_repo-GGUF", "m_1-Q8_0.gguf", model, tag="Q8_0")
-    stores.flat(root, "user/my", "m-Q4_0.gguf", other, tag="latest")
-    stores.flat(root, "Some/Thing-GGUF", "thing.Q5_K_M.gguf", model)
-    stores.flat(root, "user/one_two", "one-Q3_K.gguf", model)
-    (root / "user_my_m-Q2_K.gguf.downloadInProgress").write_bytes(b"GGUF")
-    found = Models([("llama.cpp", root)], {})
-    expected = ["Some_Thing-GGUF_thing.Q5_K_M", "user/my:Q2_K", "user/my:Q4_0", "user/my_repo-GGUF:Q8_0"]
-    assert [one.name for one in found.named] == [*expected, "user_one_two_one-Q3_K"]
-    assert found.find("user/one_two:q3_k").name == "user_one_two_one-Q3_K.gguf"
-    assert found.find("some/thing-gguf:Q5_K_M") == found.find("Some_Thing-GGUF_thing.Q5_K_M")
-    refusals = {"hf.co/user/my:Q2_K": "download has not been finished", "user/one:q3_k": "no such model"}
-    check(found, {"user/my_repo-GGUF:q8_0": model, "user/my": other, **refusals})
-
-
-# LM Studio.
-
-
-def test_lm_studio(root: Path, model: Path, other: Path) -> None:
-    """Publisher and model; a file that was imported may be a link to anywhere."""
-    stores.lm_studio(root, "lmstudio-community/Qwen3-GGUF", "Qwen3-Q8_0.gguf", model)
-    stores.lm_studio(root, "lmstudio-community/Qwen3-GGUF", "mmproj-Qwen3-F16.gguf", other)
-    (root / "me" / "mine").mkdir(parents=True)
-    (root / "me" / "mine" / "mine.gguf").symlink_to(other)
-    (root / "me" / ".DS_Store").write_bytes(b"x")
-    assert names("LM Studio", root) == ["lmstudio-community/Qwen3-GGUF:Q8_0", "me/mine:mine"]
-    check(Models([("LM Studio", root)], {}), {"lmstudio-community/qwen3-gguf": model, "me/mine": other})
-
-
 # Any of them.
 
 
 def test_one_name_in_two_stores(root: Path, model: Path, other: Path, tmp_path: Path) -> None:
     """Two files: refused, with both. One file by two names: that one."""
     second = tmp_path / "second"
-    stores.hub(root, "me/mine", {"m-Q8_0.gguf": model})
-    path = stores.lm_studio(second, "me/mine", "m-Q8_0.gguf", other)
-    both = [("Hugging Face", root), ("LM Studio", second)]
-    with refused(ModelError, rf"\(Hugging Face\) or me/mine:Q8_0 \(LM Studio\)\. Name its file: -m .* or -m {path}"):
+    link = stores.hub(root, "me/mine", {"m-Q8_0.gguf": model}) / "m-Q8_0.gguf"
+    stores.ollama(second, "me/mine/Q8_0", stores.manifest(second, other))
+    both = [("Hugging Face", root), ("Ollama", second)]
+    path = Models(both[1:], {}).find("me/mine:Q8_0")
+    with refused(ModelError, rf"\(Hugging Face\) or me/mine:Q8_0 \(Ollama\)\. Name its file: -m .* or -m {path}"):
         Models(both, {}).find("me/mine:Q8_0")
     path.unlink()
-    path.symlink_to(Models(both, {}).find("me/mine"))
+    path.hardlink_to(link.resolve())
     assert Models(both, {}).find("me/mine").read_bytes() == model.read_bytes()
     outside = tmp_path / "outside.gguf"
     shutil.copy(model, outside)
-    for link in (path, Models([("Hugging Face", root)], {}).find("me/mine")):
-        link.unlink()
-        link.symlink_to(outside)
+    link.unlink()
+    link.symlink_to(outside)
     assert Models(both, {}).find("me/mine") == path  # the hub's may not lead there
 
 
 def test_a_path_is_never_a_name(root: Path, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file takes precedence over a name. For a folder or a missing path, the error has the file of that name."""
-    stores.lm_studio(root, "me/mine", "m.gguf", model)
+    stores.hub(root, "me/mine", {"m.gguf": model})
     stores.ollama(root, "library/a/latest", stores.manifest(root, model))
     monkeypatch.chdir(root.parent)
-    known = Models([("LM Studio", root), ("Ollama", root)], {"b": str(model)})
+    known = Models([("Hugging Face", root), ("Ollama", root)], {"b": str(model)})
     for word in ("m.gguf", "./a", "../a", "/a", "~/a", "a/b.GGUF"):
         assert known.find(word) == Path(word).expanduser()
     Path("me").mkdir()
@@ -331,9 +301,9 @@ def test_aliases(root: Path, model: Path, other: Path) -> None:
 def test_a_miss_says_where_was_looked(root: Path, model: Path) -> None:
     """Suggestions: the same model with another tag, a part of the name, a typo; odd words find nothing."""
     stores.ollama(root, "library/qwen3/0.6b", stores.manifest(root, model))
-    stores.lm_studio(root, "google/gemma-GGUF", "gemma-Q4_0.gguf", model)
-    known = Models([("Ollama", root), ("LM Studio", root)], {})
-    places = rf"{root} \(Ollama\), {root} \(LM Studio\)"
+    stores.hub(root, "google/gemma-GGUF", {"gemma-Q4_0.gguf": model})
+    known = Models([("Ollama", root), ("Hugging Face", root)], {})
+    places = rf"{root} \(Ollama\), {root} \(Hugging Face\)"
     check(known, {"nothing": rf"^nothing: no such model\. Names are looked up in {places}"})
     check(known, {"qwen3:8b": r"Did you mean qwen3:0\.6b\?"})
     check(known, dict.fromkeys(("gemma", "google/gema-GGUF:Q4_0"), r"Did you mean google/gemma-GGUF:Q4_0\?"))

@@ -1,4 +1,4 @@
-"""Tests what makes segments stale, each reason and no other, and watching files: each change is reported once."""
+"""Tests what makes segments stale: each reason and no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notes_cli.library.container import write_segment
 from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
-from notes_cli.runtime.freshness import Files, Stale, Watched, file_stamp, stale_reasons
+from notes_cli.runtime.freshness import Stale, stale_reasons
 from notes_cli.text.skill import Skill, load_skill, load_source, stamp_of
 
 from ..conftest import MakeSegment
@@ -170,51 +170,3 @@ def test_states_to_capture(library: Library, identity: Identity, make_segment: M
         write_segment(path, replace(segment, layers=states(count), prefix_only=True))
         profiles.save(replace(profile, carry=Carried(verdict, "because")), "notes 0")
         assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)
-
-
-def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
-    file, watched = tmp_path / "a.txt", Watched()
-    file.write_text("one")
-    watched.mark_handled(file, file_stamp(file))
-    assert watched.changed([file]) == []
-    file.write_text("one and a")
-    assert watched.changed([file]) == []  # perhaps there is more to come
-    file.write_text("one and a half")
-    assert watched.changed([file]) == []
-    ((path, look),) = watched.changed([file])
-    assert path == file
-    file.write_text("two, while the first is compiled")  # is not lost
-    watched.mark_handled(file, look)
-    assert watched.changed([file]) == []
-    ((_, look),) = watched.changed([file])
-    watched.mark_handled(file, look)
-    assert watched.changed([file]) == []
-
-    # Editors rename a new file over the old one; removal and return are reported.
-    (tmp_path / "new").write_text("three")
-    (tmp_path / "new").replace(file)
-    watched.changed([file])
-    ((_, look),) = watched.changed([file])
-    watched.mark_handled(file, look)
-    file.unlink()
-    watched.changed([file])
-    assert watched.changed([file]) == [(file, None)]
-    watched.mark_handled(file, None)
-    assert watched.changed([file]) == []
-    file.write_text("back")
-    watched.changed([file])
-    assert len(watched.changed([file])) == 1
-
-
-def test_skills_that_share_a_file() -> None:
-    """Two names of one text, one image in two texts, an image that is a skill itself: all depend on the file."""
-    files, (a, b, photo) = Files(), map(Path, ("a.md", "b.md", "photo.png"))
-    files.add({a: ["first", "second"], b: ["third"]})
-    files.set_images(a, [photo])
-    files.set_images(b, {photo: None})
-    assert files.paths == [a, b, photo]
-    assert files.skills(a) == ["first", "second"] and files.skills(photo) == ["first", "second", "third"]
-    files.add({photo: ["photo"]})
-    assert files.skills(photo) == ["photo", "first", "second", "third"] and sorted(files.paths) == [a, b, photo]
-    files.set_images(a, ())
-    assert files.skills(photo) == ["photo", "third"]
