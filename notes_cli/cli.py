@@ -1,6 +1,6 @@
 """The command `notes`: loads subcommands on demand, applies settings, prints errors and sets the exit status.
 
-Precedence of settings: flags, NOTES_* variables, the project's file if it is allowed, config.yaml, defaults.
+Precedence of settings: flags, NOTES_* variables, config.yaml, defaults.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMMANDS = {
     "pull": "Download a model from Hugging Face.",
     "init": "Copy the sample skills and a commented config.yaml to begin with.",
     "paths": "Show where config.yaml, the library and the samples are.",
-    "config": "Show where settings come from, and allow those of a project.",
+    "config": "Show where settings come from.",
     "completion": "Let a shell complete commands, skills, models and fields.",
     "doctor": "Show versions, devices, CPU features and what is wrong.",
 }
@@ -69,7 +69,7 @@ SYNONYMS = {
     **dict.fromkeys(("install", "download", "fetch"), "pull"),
     **dict.fromkeys(("show", "info", "cat"), "inspect"),
     **dict.fromkeys(("cache", "where", "dir"), "paths"),
-    **dict.fromkeys(("settings", "allow"), "config"),
+    "settings": "config",
     **dict.fromkeys(("check", "repair"), "fsck"),
     **dict.fromkeys(("gc", "clean"), "prune"),
     **dict.fromkeys(("new", "start", "samples"), "init"),
@@ -160,25 +160,9 @@ def cli(ctx: click.Context) -> None:
         for section in SECTIONS:
             settings.pop(section, None)
         _check_settings(settings, name)
-        defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
-    defaults |= _project_defaults(command, name, arguments)
+        defaults = defaults_of(command, settings_for(name, settings, COMMANDS))
     ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
     output.run.json = output.run.json or bool(defaults.get("json_"))
-
-
-def _project_defaults(command: click.Command, name: str, arguments: Collection[str]) -> dict[str, Any]:
-    """Return the settings of the project file for a command, by parameter; a line on stderr if the user has not allowed
-    the file."""
-    from notes_cli.commands.config import OPTIONS, current_project
-
-    found = current_project()
-    if found is None or not keys_of(command) & OPTIONS:
-        return {}
-    if found.allowed:
-        return defaults_of(command, found.flags(name), str(found.path))
-    if not {"-q", "--quiet"} & {*arguments}:
-        output.say(found.refusal)
-    return {}
 
 
 def _check_settings(settings: dict[str, Any], running: str) -> None:

@@ -32,12 +32,11 @@ class Paths(NamedTuple):
     models: Path  # downloaded models, and cached facts of others, such as digests
     profiles: Path  # calibrated settings of models
     servers: Path  # running servers, a small file each
-    allowed: Path  # project files that the user has allowed, a digest each
 
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Return paths in one folder, as for NOTES_HOME."""
-        names = ("library", "sessions", "config.yaml", "models", "profiles", "servers", "allowed")
+        names = ("library", "sessions", "config.yaml", "models", "profiles", "servers")
         return cls(*(home / name for name in names))
 
 
@@ -86,7 +85,6 @@ def paths() -> Paths:
         models=cache / "models",
         profiles=state / "profiles",
         servers=state / "servers",
-        allowed=state / "allowed",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.config import project_model
 from notes_cli.commands.options import json_option
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.errors import Help, ModelError, NotesError
@@ -46,12 +44,11 @@ def models_command(quiet: bool, json_: bool) -> None:
       notes ask "Why?" -m qwen3:0.6b
     """
     from notes_cli.library.models import SMOLLM2
-    from notes_cli.runtime.naming import chosen_model, model_file, models
+    from notes_cli.runtime.naming import chosen_model, models
 
     known, default = models(), None
     try:
-        word = None if os.environ.get("NOTES_MODEL") else project_model()
-        default = model_file(word) if word else chosen_model()
+        default = chosen_model()
     except NotesError as error:
         known.trouble.append(f"the default model: {worded(error)}")
     rows = _rows(known, default)

@@ -129,7 +129,6 @@ PATHS = {
     "profiles": "what notes calibrate measured",
     "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
     "servers": "your running servers, for notes ask --server",
-    "allowed": "digests of the project files that you have allowed: notes config allow",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",
 }
@@ -261,15 +260,12 @@ def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli.commands.config import current_project
-
-    paths, found = config.paths(), current_project()
+    paths = config.paths()
     settings = config.load_config()
     return {
         "library": str(paths.library),
         "sessions": str(paths.sessions),
         "config": f"{paths.config}" + ("" if settings else " (not there or empty; notes init writes one)"),
-        **({"project": f"{found.path} ({'' if found.allowed else 'not '}allowed)"} if found else {}),
     }
 
 

@@ -105,31 +105,31 @@ def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]
     return by_flag(common, "config.yaml") | by_flag(specific, f"{name} in config.yaml")
 
 
-def defaults_of(command: click.Command, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return settings by parameter of the command. They are named like flags: `ctx-size: 8192`. `where`: the file that
-    has them. Raises NotesError for an invalid value."""
+def defaults_of(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of config.yaml by parameter of the command. They are named like flags: `ctx-size: 8192`. Raises
+    NotesError for an invalid value."""
     settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
     defaults = {}
     for parameter in command.params:
         for flag in parameter.opts:
             key = flag.lstrip("-").replace("-", "_")
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key], where)
+                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key])
     return defaults
 
 
-def _default(option: click.Option, key: str, value: Any, where: str) -> Any:
+def _default(option: click.Option, key: str, value: Any) -> Any:
     """Return a setting as the default of an option: a list if it is repeatable."""
     values = value if option.multiple and isinstance(value, list) else [value]
     if not all(isinstance(item, str) for item in values):
-        raise NotesError(f"{key} in {where} must be {'a list of values' if option.multiple else 'one value'}")
+        raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
     if not all(values):
-        raise NotesError(f"{key} in {where} has no value", "Give it one, or remove the line")
+        raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
     try:
         for item in values:
             option.type.convert(item, None, None)
     except click.BadParameter as error:
-        raise NotesError(f"{key} in {where}: {error.message}") from error
+        raise NotesError(f"{key} in config.yaml: {error.message}") from error
     return values if option.multiple else value
 
 
