@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from notes_cli.errors import GrammarError
 
@@ -20,9 +21,10 @@ LIMITS = {
 
 
 class Grammar(str):
-    """A grammar that llguidance has accepted."""
+    """A grammar that llguidance has accepted. `matchers`: compiled for a vocabulary, by model (engine/sampler.py)."""
 
-    __slots__ = ()
+    def __init__(self, _: str) -> None:
+        self.matchers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def check_grammar(grammar: str) -> Grammar:

@@ -287,13 +287,17 @@ class Constraint:
     """
 
     def __init__(self, model: Model, grammar: str) -> None:
-        """Raises GrammarError for an unusable grammar."""
+        """A Grammar is compiled once, which may take seconds. Raises GrammarError for an unusable grammar."""
         from llguidance import LLMatcher
 
-        from notes_cli.guidance import limits
+        from notes_cli.guidance import Grammar, limits
 
         self._model = model
-        self._matcher = LLMatcher(_tokenizer(model), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+        matchers = grammar.matchers if isinstance(grammar, Grammar) else {}
+        if model not in matchers:
+            lark = LLMatcher.grammar_from_lark(grammar)
+            matchers[model] = LLMatcher(_tokenizer(model), lark, log_level=0, limits=limits())
+        self._matcher = matchers[model].deep_copy()
         self._check()
 
     def _check(self) -> None:

@@ -51,6 +51,7 @@ from notes_cli.text.tools import form_of
 TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
 SPARE = 128  # tokens that bound the template's text in a session's turn
 SENTENCE = 32  # tokens that bound the wording around an erratum
+MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
 
@@ -149,11 +150,21 @@ def check_size(state: ServerState, texts: Sequence[str], param: str) -> None:
 
 def check_messages(state: ServerState, data: Any) -> None:
     """Raises Refused for more messages in JSON than fit the context, as parsing them may take seconds, too. System
-    messages do not count, as blank ones are left out of the prompt."""
-    messages = data.get("messages") if isinstance(data, dict) else None
-    messages = messages if isinstance(messages, list) else ()
+    messages do not count, as blank ones are left out of the prompt; so MOST_ITEMS bounds the whole."""
+    lists = {key: _list(data, key) for key in ("messages", "input", "tools")}
+    for key, items in lists.items():
+        count = sum(1 + len(_list(item, "content")) + len(_list(item, "tool_calls")) for item in items)
+        if count > MOST_ITEMS:
+            raise invalid(key, f"{key} has {count:,} items, with their parts and calls: {MOST_ITEMS:,} at most")
+    messages = lists["messages"]
     roles = [message.get("role") for message in messages if isinstance(message, dict)]
     _check_count(state, sum(role not in ("system", "developer") for role in roles), "messages")
+
+
+def _list(data: Any, key: str) -> list[Any]:
+    """Return the list at a key of JSON; [] if there is none."""
+    value = data.get(key) if isinstance(data, dict) else None
+    return value if isinstance(value, list) else []
 
 
 def _check_count(state: ServerState, count: int, name: str) -> None:
@@ -392,12 +403,11 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
     """Check the limits of a request, and compute how many tokens it may generate."""
     workspace, params = state.workspace, request.params
     workspace.check_length(len(layout) + 1)
-    check_bias(workspace, request)
-    if params.grammar is not None:
-        check_usable(workspace, params.grammar)
-        if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
-            message = "how this model calls tools is not known: with a form of the answer it could call none"
-            raise Refused(400, message, param="tools", code="unsupported_value")
+    check_params(workspace, request)
+    formed = params.grammar is not None and not params.must_call
+    if formed and request.tools and form_of(workspace.template.tool_source) is None:
+        message = "how this model calls tools is not known: with a form of the answer it could call none"
+        raise Refused(400, message, param="tools", code="unsupported_value")
     if params.call_grammar is not None and workspace.model.recurrent:
         message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
         raise Refused(400, message, param="tool_choice", code="unsupported_value")
@@ -415,8 +425,12 @@ def _max_tokens(params: GenerationParams, limit: int | None) -> int:
     return min(bound for bound in (params.max_tokens, limit, UNLIMITED) if bound is not None)
 
 
-def check_bias(workspace: Workspace, request: ChatRequest) -> None:
-    """Raises Refused for a token that the model does not have."""
+def check_params(workspace: Workspace, request: ChatRequest) -> None:
+    """Raises Refused for a token that the model does not have, GrammarError for a grammar that it cannot follow. The
+    grammars are compiled here, as the decode thread would stop for that."""
+    for grammar in (request.params.grammar, request.params.call_grammar):
+        if grammar is not None:
+            check_usable(workspace, grammar)
     if (unknown := workspace.model.unknown(token for token, _ in request.params.sampling.bias)) is not None:
         raise invalid("logit_bias", f"there is no token {unknown}")
 
@@ -459,7 +473,7 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
             message = f"the memory of session {name} is a file, which a server does not open"
             raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
         request = replace(request, memory=memory_segment(state.segment_cache, memory.reference))
-    check_bias(workspace, chat)
+    check_params(workspace, chat)
     tokens = _session_tokens(workspace, stored.state, request)
     first_tokens = _first_tokens(request, max_new_tokens(workspace, request, request.think))
     lookahead, notices = tokens_of_longest(workspace, request.choices), _edited_notices(workspace, request)
@@ -470,7 +484,7 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     check_request(state, chat)
     workspace = state.workspace
     request = single_turn(state, chat, begun=False, dry=dry)
-    check_bias(workspace, chat)
+    check_params(workspace, chat)
     notices = _edited_notices(workspace, request)
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
     question = answering.prepare(workspace, request, callbacks, dry=dry)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from notes_cli.engine import sampler
 from notes_cli.engine.model import Model
-from notes_cli.serve import app, scheduler
+from notes_cli.serve import app, prepare, scheduler
+from notes_cli.serve.parsing import Reader
 
 from .conftest import QUESTION, Json, Served, started
 from .test_robust import wait
@@ -38,6 +40,20 @@ NEVER: list[tuple[str, Json]] = [
     ("/v1/notes/compile", {"name": "large", "text": LETTERS}),
     ("/v1/notes/explain", {"messages": [{**ASK, "content": LETTERS}]}),
 ]
+BLANK: Json = {"role": "system", "content": ""}
+TEXT: Json = {"type": "text", "text": "a"}
+ITEMS: list[tuple[str, Json]] = [  # each has 50
+    (CHAT, {"messages": [BLANK] * 49 + [ASK]}),
+    (CHAT, {"messages": [{**ASK, "content": [TEXT] * 49}]}),
+    (CHAT, {"messages": [BLANK, ASK, {"role": "assistant", "tool_calls": [CALL] * 46}, ASK]}),
+    (CHAT, {"messages": [ASK], "tools": [{"type": "function", "function": {"name": f"t{n}"}} for n in range(50)]}),
+    ("/v1/messages", {"max_tokens": 1, "messages": [{**ASK, "content": [TEXT] * 49}]}),
+    ("/v1/responses", {"input": [{**ASK, "content": [{"type": "input_text", "text": "a"}] * 49}]}),
+    ("/v1/notes/explain", {"messages": [BLANK] * 49 + [ASK]}),
+]
+FORM: Json = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}}
+LOOK: Json = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+ALLOWED: Json = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [LOOK]}}
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +114,39 @@ def test_small_requests_do_not_wait_for_large_ones(library: Path, monkeypatch: p
         finally:
             go.set()
         assert {one.result().status_code for one in sent} == {400} and most == 1
+
+
+@pytest.mark.parametrize(("path", "body"), ITEMS)
+def test_too_many_items_are_not_parsed(served: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: Json) -> None:
+    parsed, read = [], Reader.__init__
+    monkeypatch.setattr(Reader, "__init__", lambda *args, **how: (parsed.append(1), read(*args, **how))[1])
+    for most, refused in ((50, False), (49, True)):
+        monkeypatch.setattr(prepare, "MOST_ITEMS", most)
+        parsed.clear()
+        error = served.http.post(path, json=body).json().get("error", {})
+        assert (" has 50 items, with their parts and calls: 49 at most" in str(error)) == refused, error
+        assert bool(parsed) != refused
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"response_format": FORM, "n": 3},
+        {"response_format": FORM, "notes": {"ask": True}},
+        {"response_format": FORM, "notes": {"session": "formed"}},
+        {"tools": [LOOK, TOOL | {"function": {"name": "other"}}], "tool_choice": ALLOWED},
+        {"tools": [LOOK], "tool_choice": "required"},
+    ],
+)
+def test_a_grammar_is_compiled_once_and_not_by_the_decode_thread(
+    served: Served, monkeypatch: pytest.MonkeyPatch, more: Json
+) -> None:
+    threads, tokenizer = [], sampler._tokenizer
+
+    def counted(model: Model) -> Any:
+        threads.append(threading.current_thread().name)
+        return tokenizer(model)
+
+    monkeypatch.setattr(sampler, "_tokenizer", counted)
+    assert served.http.post(CHAT, json={"messages": [ASK], "max_tokens": 8, **more}).status_code == 200
+    assert [name.split("_")[0] for name in threads] == ["prepare"]
