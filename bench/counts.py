@@ -35,17 +35,17 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(41_121, 29_000),
+    "package lines": Bound(41_195, 29_000),
     "package files": Bound(130, 130),
-    "test lines": Bound(36_133, 28_000),
-    "bench and training lines": Bound(14_130, 10_000),
+    "test lines": Bound(36_403, 28_000),
+    "bench and training lines": Bound(15_080, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(90, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "functions entered by ask": Bound(517, 300),
-    "files entered by ask": Bound(49, 40),
-    "modules imported by ask": Bound(59, 60),
+    "functions entered by ask": Bound(521, 300),
+    "files entered by ask": Bound(48, 40),
+    "modules imported by ask": Bound(58, 60),
 }
 ENTERED = tuple(name for name in LIMITS if name.endswith("by ask"))
 
