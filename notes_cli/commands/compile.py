@@ -44,8 +44,8 @@ def number_of_blocks(value: Any) -> Any:
     if value == "headings":
         return value
     number = int(value) if str(value).isdecimal() else 0
-    if not 2 <= number <= MOST_BLOCKS:
-        problem = f"{value} is neither a whole number from 2 to {MOST_BLOCKS} nor the word headings"
+    if not 1 <= number <= MOST_BLOCKS:
+        problem = f"{value} is neither a whole number from 1 to {MOST_BLOCKS} nor the word headings"
         raise click.BadParameter(problem)
     return number
 
