@@ -13,9 +13,12 @@ from notes_cli.text.skill import load_skill
 from .conftest import QUESTION, Json, Served, reply_text, started
 
 OLD = load_skill(str(SAMPLES / "returns")).text
-NEW = OLD.replace("2026-05-01", "2026-07-01")
+NEW = OLD.replace("2026-05-01", "2026-07-01").replace("tier: gold", "tier: basic").replace("120", "620")
 HEADER = OLD[: OLD.index("- If")].strip()
-QUESTIONS = (QUESTION, "What is the return?", "Which return applies?", "And the return?", "What is the shipping?")
+QUESTIONS = (
+    *(QUESTION, "What is the return?", "What is the shipping?", "Which shipping applies?"),
+    *("What is the approval?", "Which approval applies?", "And the approval?"),
+)
 WEEK = "\n\n".join(
     f"# {day}\n\nOpening: 09:00\nClosing: 17:00\n\n- If the closing is 17:00 then the access is timed."
     for day in ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -59,16 +62,18 @@ PROMPTS: dict[str, list[Json]] = {
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_a_compiled_text_with_another_value(served: Served, prompt: str) -> None:
     """The answers are those of a prefill, which the old text alone has otherwise."""
-    for question in reversed(QUESTIONS):
+    answers: dict[str, str] = {}
+    for question in QUESTIONS:
         *before, last = PROMPTS[prompt]
         messages = (
             [*PROMPTS[prompt], user(question)] if last["role"] == "system" else [*before, user(f"{NEW}\n\n{question}")]
         )
         found = served.chat(messages, max_tokens=2, notes={"explain": True})
         right = served.chat(messages, max_tokens=2, notes={"reuse": "exact", "cache_salt": "alone"})
-        assert reply_text(found) == reply_text(right), question
+        answers[question] = reply_text(right)
+        assert reply_text(found) == answers[question], question
     old = served.chat([*system(OLD), user(QUESTION)], max_tokens=2)
-    assert reply_text(old) == "accepted" and (prompt == "the old text is above" or reply_text(right) != "accepted")
+    assert reply_text(old) == "accepted" and (prompt == "the old text is above" or answers[QUESTION] == "refused")
 
 
 def test_lines_that_are_equal_but_for_their_place(served: Served) -> None:
