@@ -37,10 +37,10 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(41_195, 29_000),
     "package files": Bound(130, 130),
-    "test lines": Bound(36_408, 28_000),
-    "bench and training lines": Bound(15_080, 10_000),
+    "test lines": Bound(36_409, 28_000),
+    "bench and training lines": Bound(14_951, 10_000),
     "docs lines": Bound(4_000, 4_000),
-    "stored results in KB": Bound(90, 200),
+    "stored results in KB": Bound(91, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
     "functions entered by ask": Bound(522, 300),
