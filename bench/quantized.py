@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4")
 ZOO = ("llama-dense", "qwen3-dense", "gemma3-dense", "qwen3moe-moe", "gpt-oss-moe")
 QUESTIONS, ELSEWHERE = 20, 5
-SKILL, REST = "store-handbook", "## Refunds"  # of its text, what is left out: for time
+SKILL, REST = "store-handbook", "## Refunds"  # the part of its text from REST on is left out, for time
 SYSTEM = "Answer in one sentence."
 BEGIN, END = "<!-- bench.quantized: begin -->", "<!-- bench.quantized: end -->"
 

@@ -106,7 +106,7 @@ def _faint(rows: Rows, chance: np.random.Generator) -> Rows:
 
 
 NOISE, FAINT = "noise of 5%", "noise of 1%"
-CHANNEL = "one channel 10% larger"  # told in 16 tokens and more
+CHANNEL = "one channel 10% larger"  # found in 16 tokens and more
 BREAKS: dict[str, Break] = {
     "rows shifted by one token": lambda rows, chance, heads, row: np.roll(rows, 1, axis=0),
     "rows shifted from a token on": lambda rows, chance, heads, row: _part(rows, row),

@@ -240,7 +240,7 @@ def _with_checkpoints(
     progress: Progress | None,
     clock: _PrefillTimer,
 ) -> Progress:
-    """Wrap progress so that it also writes checkpoints. `shared`: what was placed, not decoded."""
+    """Wrap progress so that it also writes checkpoints. `shared`: segments that were placed, not decoded."""
     last, cost = time.monotonic(), 0.0
 
     def on_progress(done: int, total: int) -> None:

@@ -129,7 +129,7 @@ class ChatRequest:
 
     @property
     def salt(self) -> str:
-        """What separates its prompts and conversations from others. `client` has one length for all requests, so no
+        """Separates its prompts and conversations from others. `client` has one length for all requests, so no
         `cache_salt` of a client makes it that of another."""
         return self.client + self.notes.cache_salt
 
