@@ -437,7 +437,8 @@ class PrefixCache:
         for cached in self.entries:
             if cached.salt != salt or not cached.sequence.intact:
                 continue
-            common = self._common_length(cached, layout)
+            ours = layout.tokens[:-1], layout.origins[:-1]
+            common = common_length(cached.tokens, cached.origins, *ours, LOWEST_ORIGIN[layout.reuse])
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
@@ -474,10 +475,6 @@ class PrefixCache:
             self.store.restore(sequence, path, length)
             sequence.pieces = layout.live(len(sequence))
         return len(sequence)
-
-    def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
-        tokens, origins = layout.tokens[:-1], layout.origins[:-1]
-        return common_length(cached.tokens, cached.origins, tokens, origins, LOWEST_ORIGIN[layout.reuse])
 
     def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
         """Reduce a common length to one at which the prompt can continue. `state`: the only length at which a recurrent

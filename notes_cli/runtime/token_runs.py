@@ -25,7 +25,7 @@ from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.workspace import Workspace
 
-SKIPPED = 2  # tokens at the beginning of a text, which may depend on what is before it: they are compared as bytes
+SKIPPED = 2  # tokens at the beginning of a text, compared as bytes: the text before it may change how it is tokenized
 WINDOW = 32  # tokens after them by which the text is found
 SHORTEST = 48  # fewest tokens of a run
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
@@ -111,6 +111,8 @@ class TextIndex:
             return nothing
         before = common_prefix(tokens[span[0] : at][::-1], ids[begin : begin + SKIPPED][::-1])
         first, start = at - before, begin + SKIPPED - before
+        if (ids[begin:start] == _UNUSABLE).any():  # a skill, which cannot be compared
+            return nothing
         ours = self._bytes(ids[begin:start]).lstrip()
         theirs = self._bytes(tokens[max(0, first - 2 * SKIPPED) : first])
         beginning = ours or self._bytes(ids[start : start + 1])
@@ -119,7 +121,7 @@ class TextIndex:
         return TokenRun(first, at + common_prefix(tokens[at : span[1]], ids[begin + SKIPPED :]), source, start)
 
     def _bytes(self, tokens: Tokens) -> bytes:
-        return b"".join(self._model.token_bytes(int(token), special=True) for token in tokens if token != _UNUSABLE)
+        return b"".join(self._model.token_bytes(int(token), special=True) for token in tokens)
 
 
 def _within_word(before: bytes, text: bytes) -> bool:

@@ -442,6 +442,7 @@ def test_the_longest_and_the_first_source_is_taken(make_workspace: MakeWorkspace
     index = TextIndex(model, [Texts(tokens[50:150]), Texts(tokens[50:250]), Texts(tokens[50:250])])
     assert [(one.source, one.first, one.last) for one in index.runs(tokens, [(0, 300)])] == [(1, 50, 250)]
     assert TextIndex(model, []).runs(tokens, [(0, 300)]) == []
+    assert TextIndex(model, [Texts(np.append(-1, tokens[51:250]))]).runs(tokens, [(0, 300)]) == [], "-1: of a skill"
 
 
 # Placing them.

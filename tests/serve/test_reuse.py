@@ -47,8 +47,8 @@ def ask(served: Served, system: str, reuse: str | None = None, **more: Any) -> J
 
 
 def test_parts_of_compiled_texts_by_default(served: Served) -> None:
-    """A line directly above it, or a changed word near its end: what is equal up to there is reused, and the reply has
-    the pieces and sums."""
+    """A line directly above it, or a changed word near its end: K/V up to there is reused, and the reply has the pieces
+    and sums."""
     for system, share in ((f"It is Friday.\n{RULES}", 0.7), (RULES.replace("mirror", "mirrors"), 0.5)):
         reply = ask(served, system)
         assert reply["sources"] == {"rules"} and reply["near"] > share * reply["notes"]["counts"]["total"]

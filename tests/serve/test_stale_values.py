@@ -55,7 +55,6 @@ PROMPTS: dict[str, list[Json]] = {
     "its header is quoted above": system(f"It said before:\n\n{HEADER}\n\nToday it says:\n\n{NEW}"),
     "the old text is above": system(f"{OLD}\n\n{NEW}"),
     "the old text is in an earlier turn": [user(OLD), {"role": "assistant", "content": "Yes."}, user(NEW)],
-    "below another line": system(f"You work for Harbor Books.\n{NEW}"),
 }
 
 
