@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -501,10 +501,9 @@ class Workspace(AbstractContextManager["Workspace"]):
                 self.compile_again(segment.name),
             )
 
-    def compile_again(self, name: str, more: Mapping[str, object] | None = None) -> Remedy:
-        """Return the remedy to compile a skill for this model with its present options, from the segment's text.
-        `more`: other arguments of compile_skill."""
-        options = {**self._compile_options(), **(more or {})}
+    def compile_again(self, name: str) -> Remedy:
+        """Return the remedy to compile a skill for this model with its present options, from the segment's text."""
+        options = self._compile_options()
         return Help.COMPILE_AGAIN(name=self._words.get(name, name), model=self.model.path, options=options)
 
     def compile_edited(self, name: str) -> Remedy:
