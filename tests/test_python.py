@@ -23,6 +23,7 @@ import notes_cli as notes
 from bench import readme
 from notes_cli.engine.interrupts import Cancelled, Stop
 from notes_cli.errors import NotesError, SkillError, TakenError
+from tests.events import on
 
 from .conftest import MakeModel
 
@@ -251,7 +252,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
     events: list[str] = []
 
     def record(date: str) -> notes.Callbacks:
-        return notes.Callbacks(on_text=lambda text: events.append(date))
+        return on(notes.Text, lambda text: events.append(date))
 
     async def work() -> list[notes.Answer]:
         ticks = 0
@@ -288,7 +289,7 @@ def test_texts_are_streamed_to_a_loop(model: notes.Model, returns: notes.Segment
     wanted = list(model.stream(text, splice=[returns]))
 
     async def pieces() -> list[str]:
-        callbacks = notes.Callbacks(on_answer=answers.append)
+        callbacks = on(notes.Answer, answers.append)
         return [piece async for piece in model.astream(text, splice=[returns], callbacks=callbacks)]
 
     for _ in range(2):
@@ -329,7 +330,7 @@ def test_a_task_that_is_cancelled_ends_the_answer(model: notes.Model, returns: n
     async def work() -> None:
         writing = asyncio.Event()
         loop = asyncio.get_running_loop()
-        callbacks = notes.Callbacks(on_text=lambda text: loop.call_soon_threadsafe(writing.set))
+        callbacks = on(notes.Text, lambda text: loop.call_soon_threadsafe(writing.set))
         how: Any = {"grammar": ENDLESS, "max_tokens": 900}
         first = asyncio.create_task(model.aask("Write.", callbacks=callbacks, **how))
         second = asyncio.create_task(model.aask("Write.", **how))
@@ -412,7 +413,7 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
     def compute() -> None:
         try:
             with stop:
-                callbacks = notes.Callbacks(on_text=lambda text: begun.set())
+                callbacks = on(notes.Text, lambda text: begun.set())
                 model.ask("Write.", grammar=ENDLESS, max_tokens=900, callbacks=callbacks)
         except Cancelled as error:
             outcomes.append(error)

@@ -354,7 +354,7 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], names: Collection[str]) -> None:
     """Answer the questions of a file or of stdin ("-"). `names`: parameters that are options of the request. Raises
     NotesError at the end if a line failed."""
-    from notes_cli.commands.remedies import print_notice, worded
+    from notes_cli.commands.remedies import print_notices, worded
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
@@ -368,7 +368,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], nam
         lines = _Lines(stack.enter_context(_open(source)), given, names)
         model = stack.enter_context(open_model(quiet=given["json_"], **given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
-        callbacks = Callbacks(on_notice=print_notice, progress=watch)
+        callbacks = Callbacks(print_notices, watch)
         done = failed = 0
         for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = lines.waiting.popleft()

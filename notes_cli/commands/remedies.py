@@ -142,6 +142,12 @@ def print_notice(notice: Notice) -> None:
     output.say(worded(notice))
 
 
+def print_notices(event: object) -> None:
+    """Print an event that is a notice (`Callbacks.on_event`)."""
+    if isinstance(event, Notice):
+        print_notice(event)
+
+
 def print_callbacks(quiet: bool) -> Callbacks:
     """Return callbacks that print notices on stderr, and progress unless `quiet`."""
     from notes_cli.runtime.request import Callbacks
@@ -151,4 +157,4 @@ def print_callbacks(quiet: bool) -> Callbacks:
     ) -> AbstractContextManager[Progress]:
         return output.progress(label, unit, hidden=quiet, later=later)
 
-    return Callbacks(on_notice=print_notice, progress=watch)
+    return Callbacks(print_notices, watch)

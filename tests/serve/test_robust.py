@@ -26,10 +26,10 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.prefix_cache import CachedPrefix
+from notes_cli.runtime.request import Answer
 from notes_cli.serve import event_stream
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
-from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Guard, Refused
 from notes_cli.serve.scheduler import LONG as LONG_WORKS
@@ -356,7 +356,7 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
     def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
             over.set()
-        elif isinstance(said, AnswerDone):
+        elif isinstance(said, Answer):
             jobs[0].cancel()
             if outcome == "failed":
                 raise NotesError("after the last word")
