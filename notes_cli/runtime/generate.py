@@ -193,11 +193,9 @@ class ReplyGenerator:
         if cut >= 0:
             sequence.truncate(next((token for place, token in reversed(places) if place <= cut), start))
             left = self.max_tokens - (len(sequence) - start)
-            return (
-                yield from replace(self, grammar=self.call_grammar, max_tokens=left)._generate_constrained(
-                    sequence, thought
-                )
-            )
+            calling = replace(self, grammar=self.call_grammar, max_tokens=left)
+            reply = yield from calling._generate_constrained(sequence, thought)
+            return replace(reply, tokens=len(sequence) - start)
         stream.add(end.feed(begins.flush()))
         stream.add(end.flush())
         stopped: Stopped = "end" if end.found else sequence.stopped

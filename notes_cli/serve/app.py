@@ -32,7 +32,6 @@ from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_me
 from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import (
-    PreparedRequest,
     check_messages,
     check_size,
     prepare,
@@ -232,7 +231,6 @@ class Service:
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True), request)
-        assert not isinstance(prepared, PreparedRequest)
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:

@@ -136,7 +136,7 @@ class Reply:
         notes = self.notes
         if self.request.notes.explain and self.prefill:
             pieces = explanation(self.prefill.pieces, asdict(self.prefill.counts), self._notices)
-            notes = {**pieces, "ms": {"prompt": round(1000 * self.prefill.seconds, 3)}, **notes}
+            notes = {**notes, **pieces, "ms": {"prompt": round(1000 * self.prefill.seconds, 3)}, **notes}
         return {"notes": notes} if notes else {}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:

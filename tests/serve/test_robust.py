@@ -133,7 +133,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.answer_tasks.generate_answers", fault)
+        patch.setattr("notes_cli.serve.answer_tasks.generate_task", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.prepare.prepare_request", fault)
