@@ -11,34 +11,29 @@ import click
 from notes_cli import __version__, output
 from notes_cli.commands.options import Number, check_place, json_option, model_options, open_model
 from notes_cli.commands.remedies import advice, listed, print_callbacks
-from notes_cli.commands.terminal import GroupedCommand
+from notes_cli.commands.terminal import Command, Group, option
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
     from notes_cli.library.profiles import Profile, Profiles
 
-report_option = click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also write a page of it to show others: .md.",
+report_option = option(
+    "--report", "Also write a page of it to show others: .md.", type=click.Path(path_type=Path), metavar="FILE"
 )
 
 
-@click.command(cls=GroupedCommand)
-@click.option(
+@click.command(cls=Command)
+@option(
     "--cases",
-    "files",
+    "Decisions of your own in YAML, measured with those that ship. Repeatable.",
+    name="files",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Decisions of your own in YAML, measured with those that ship. Repeatable.",
 )
-@click.option("--only", is_flag=True, help="Only the decisions of --cases.")
-@click.option(
-    *("-n", "--number"), type=Number(1), help="Only the first N decisions of each file, and pairs.  [default: all]"
-)
+@option("--only", "Only the decisions of --cases.", is_flag=True)
+@option("-n --number", "Only the first N decisions of each file, and pairs.  [default: all]", type=Number(1))
 @report_option
 @json_option
 @model_options
@@ -82,9 +77,9 @@ def calibrate_command(
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
-    with open_model(quiet=json_, **model) as opened:
+    with open_model(**model) as opened:
         skill_pairs = () if only else pairs()[:number]
-        profile, path = opened.calibrate(cases, pairs=skill_pairs, callbacks=print_callbacks(json_))
+        profile, path = opened.calibrate(cases, pairs=skill_pairs, callbacks=print_callbacks())
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **as_dict(profile)})
     else:
@@ -163,10 +158,10 @@ def _print_composition(profile: Profile) -> None:
         output.result(f"for skills A and B: {advice(repair(composition.repair, ['A', 'B']))}")
 
 
-_JSON = click.option("--json", "json_", is_flag=True, help="One JSON document (docs/json.md).")
+_JSON = option("--json", "One JSON document (docs/json.md).", name="json_", is_flag=True)
 
 
-@click.group(options_metavar="", subcommand_metavar="COMMAND ...")
+@click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
 def profile_command() -> None:
     """List, show and remove calibration profiles: the edit method, wording, seam and place to use for a model, measured
     by `notes calibrate`. A name may be cut short.
@@ -197,7 +192,7 @@ def _read(profiles: Profiles, name: str) -> Profile:
 
 
 @profile_command.command("ls")
-@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
+@option("-q --quiet", "Names only, one a line.", is_flag=True)
 @_JSON
 def ls(quiet: bool, json_: bool) -> None:
     """List profiles."""
