@@ -148,10 +148,10 @@ def _rows() -> list[_Row]:
 def _weights() -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli.library.safe_files import known_sha256
-    from notes_cli.runtime.naming import default_model
+    from notes_cli.runtime.naming import chosen_model
 
     try:
-        path = default_model()
+        path = chosen_model()
     except NotesError:
         return None
     return known_sha256(path, config.paths().models / "digests.json") if path.is_file() else None
