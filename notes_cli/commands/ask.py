@@ -93,7 +93,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
 
     The prompt is the piped text, then that of --file, then QUESTION; - as FILE or QUESTION is the piped text. Skills
     are placed in the system message of the model's chat template, corrections of their fields after them. Settings that
-    are not given come from the profile that `notes calibrate` wrote for the model, if there is one.
+    are not given come from `defaults` of the model in config.yaml, where `notes verify --save` writes them.
 
     What is on standard input is part of the question. In a loop that reads lines, give it </dev/null.
 

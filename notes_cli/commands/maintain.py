@@ -250,7 +250,7 @@ def import_command(
                 continue
             facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
             named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
-            done.append({**named, **facts, "influence_dropped": imported.dropped})
+            done.append({**named, **facts})
             if not json_:
                 output.data(str(imported.path))
             output.remark(_summary(imported, trust))
@@ -291,5 +291,4 @@ def _summary(imported: Imported, trust: bool) -> str:
     checked = "imported without a check"
     if not trust:
         checked = f"imported; its rows, computed again, differ by {imported.farthest:.1%} at most"
-    more = "; the influence of its fields was measured elsewhere, and is left out" if imported.dropped else ""
-    return start + checked + more
+    return start + checked

@@ -268,7 +268,7 @@ _RARE_MODEL = [
     _row("--chat-template-file", f"A chat template in Jinja.{_AS_MODEL}", type=FILE, metavar="FILE"),
     _row(
         "--carry/--no-carry",
-        "Carry recurrent state through skills that do not begin a prompt.  [default: as measured, else not]",
+        "Carry recurrent state through skills that do not begin a prompt.  [default: config.yaml's, else not]",
         default=None,
     ),
 ]

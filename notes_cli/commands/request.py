@@ -31,7 +31,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 # Options for the first turn of a session only.
 _FIRST_TURN = ("fields", "system", "recompute", "decode", "place", "exact")
 _SHARE = Number(0, 1, kind=float)
-_MEASURED = "  [default: as measured, else "
+_CONFIGURED = "  [default: config.yaml's for the model, else "
 # Options of a question, by the field of Request or of SamplerOptions that each sets.
 _QUESTION = {
     "splice": _row(
@@ -68,15 +68,14 @@ _QUESTION = {
     ),
     "fields": _row(
         "--field",
-        "The same, by the method that notes calibrate measured to be best, if it did. Repeatable.",
+        "The same, by the default method of the model or that of --method. Repeatable.",
         type=FieldValue(),
         multiple=True,
     ),
     "method": _row(
         "--method",
         "How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
-        "recompute, block, selective@K, blend@K, stale, or auto: field alone if this question is decided as by "
-        "field+erratum.  [default: as measured, else field+erratum]",
+        f"recompute, stale.{_CONFIGURED}field+erratum]",
         rare=True,
         metavar="METHOD",
     ),
@@ -125,12 +124,12 @@ _SPLICE = {  # all are rare
     "seam": _row(
         "--seam",
         "Tokens to recompute at the start of a skill that is preceded by a different context than at compile time."
-        f"{_MEASURED}1]",
+        f"{_CONFIGURED}1]",
         type=Number(0),
     ),
     "place": _row(
         "--place",
-        f"Skills in the system message, or right before the question.{_MEASURED}early]",
+        f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
         type=click.Choice(["early", "late"]),
     ),
     "wording": _row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),

@@ -39,6 +39,13 @@ SETTINGS = """\
 #  small: qwen3:0.6b
 #  large: /models/qwen3-8b-q4_k_m.gguf
 
+# Defaults of one model by its name and type, as `notes verify --save` writes them.
+#defaults:
+#  "SmolLM2 135M Instruct Q4_1":
+#    method: suffix
+#    seam: 4
+#    place: late
+
 # Limit of the library of compiled skills; the least recently used are removed first.
 #cache:
 #  max_size: 20GB
@@ -124,7 +131,6 @@ PATHS = {
     "config": "settings",
     "library": "compiled skills",
     "sessions": "conversations",
-    "profiles": "what notes calibrate measured",
     "models": "what notes pull smollm2 downloads, and what is remembered of models",
     "servers": "your running servers, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
@@ -240,14 +246,14 @@ def _folders(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
     config.load_config()
     paths = config.paths()
-    for folder in (paths.library, paths.sessions, paths.profiles, paths.models):
+    for folder in (paths.library, paths.sessions, paths.models):
         check_private(folder)
     return {}
 
 
 def _damage() -> Iterator[str]:
     """Yield the problems of all files that notes keeps, with their remedies, a line each."""
-    from notes_cli.library.check import check_library, check_memory, check_profiles, library_files
+    from notes_cli.library.check import check_library, check_memory, library_files
     from notes_cli.sessions.archive import check_sessions
     from notes_cli.sessions.folder import Sessions
 
@@ -265,7 +271,6 @@ def _damage() -> Iterator[str]:
         for findings in (
             check_library(paths.library, on_read),
             check_sessions(Sessions(paths.sessions)),
-            check_profiles(paths.profiles),
             check_memory(paths.models),
         ):
             try:

@@ -44,14 +44,12 @@ from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, Unwri
 from notes_cli.library.info import (
     AXES,
     FORMAT,
-    INFLUENCE,
     KIND,
     MAX_ENTRIES,
     PICTURES,
     Head,
     SegmentInfo,
     TensorEntry,
-    field_names,
     head_of,
     metadata,
     padded,
@@ -149,7 +147,6 @@ def open_stored(path: Path) -> Segment:
             ),
             prefix_only=info.prefix_only,
             carry=_carry(path, file, head, info),
-            influence=_influence(file, head, info),
             blocks=info.blocks,
             moves=info.moves,
             source=info.source,
@@ -276,8 +273,6 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     for transition in segment.carry.load() if segment.carry else ():
         for kind, numbers in (("r", transition.r), ("a", transition.a), ("b", transition.b)):
             tensors[f"blk.{transition.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
-    if segment.influence:
-        tensors[INFLUENCE] = np.stack([segment.influence[name] for name in field_names(segment.fields)]).astype("<f4")
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
 
@@ -469,17 +464,6 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
     return ids
 
 
-def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
-    """Read the influence of each field: [fields in order of the text, tokens]."""
-    entry = head.tensors.get(INFLUENCE)
-    if entry is None:
-        return {}
-    names = field_names(info.fields)
-    if entry.dtype != np.float32 or entry.shape != (len(names), len(info.tokens)):
-        raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
-    return dict(zip(names, _checked_array(file, head, INFLUENCE), strict=True))
-
-
 def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | None:
     """Read time, row and column of each token where images share positions. They must be as a compile makes them: a
     text token has one position, an image's tokens lie within its own, and later tokens follow them."""
@@ -563,7 +547,7 @@ def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
     tensors: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
         checksum = _checksum(head, name)
-        if name in (*LISTS, INFLUENCE, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
+        if name in (*LISTS, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
             continue
         match = ROWS_NAME.fullmatch(name)
         if match is None:

@@ -160,7 +160,6 @@ def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]
 
 FORMAT = 1
 KIND = "segment"
-INFLUENCE = "notes.influence"
 AXES, PICTURES = "notes.axes", "notes.pictures"  # tensors of files with images
 POSITIONS = (1 << 31) - 1  # limit of llama.cpp's positions
 T = TypeVar("T")
@@ -190,7 +189,6 @@ class SegmentInfo:
     fields: tuple[FieldSpan, ...]
     blocks: tuple[int, ...]  # first token of each block; empty: one block
     moves: tuple[int, ...]  # times that each block's K/V has been moved since it was computed
-    influence: bool  # the influence of the fields has been measured
     identity: Identity
     layers: int  # number of layers with K/V
     dtype: str  # of K/V: "f16", "f32" or "q8_0", "f16/q8_0" where K and V differ; "" without K/V
@@ -306,7 +304,6 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         fields=parsed("fields", partial(_fields, text=text("text"), n_tokens=len(tokens)), ()),
         blocks=blocks,
         moves=parsed("moves", partial(_moves, blocks=len(blocks)), (0,) * len(blocks)),
-        influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
         dtype=_dtype({name: place for name, place in layers.items() if name not in states}),
@@ -351,11 +348,6 @@ def _heads(data: Any) -> dict[int, int]:
     if not all(type(size) is int and 0 < size < POSITIONS for size in heads.values()):
         raise FormatError("notes.carry.heads does not hold the sizes of heads")
     return heads
-
-
-def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
-    """Return the distinct names in the order of the text."""
-    return list(dict.fromkeys(span.name for span in fields))
 
 
 def _fields(data: Any, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:

@@ -46,10 +46,8 @@ def same(a: Segment, b: Segment) -> bool:
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]
-    arrays += [(a.influence[name], b.influence[name]) for name in a.influence]
     return (
         all(getattr(a, part) == getattr(b, part) for part in plain)
-        and list(a.influence) == list(b.influence)
         and [(rows.layer, rows.part) for rows in a.layers] == [(rows.layer, rows.part) for rows in b.layers]
         and all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in arrays)
     )
@@ -187,7 +185,6 @@ TIMES = ['{"seconds": NaN}', *(f'{{"seconds": {a}, "tokens": {b}, "threads": {c}
     *((-1, 1, 1), ("NaN", 1, 1), ("Infinity", 1, 1), ("1e300", 1, 1), ("true", 1, 1), ('"1"', 1, 1)),
     *((1, 0, 1), (1, 1.5, 1), (1, 1, 0), (1, 1, "null"), (1, 2**31, 1)),
 ))]  # fmt: skip
-INFLUENCES = [((1, 3), "f4"), ((2, 2), "f4"), ((3, 2), "f4"), ((6,), "f4"), ((2, 3, 1), "f4"), ((2, 3), "f2")]
 ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
 
 
@@ -243,8 +240,6 @@ ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
             ("moved", {"fields": given}, "damaged or not a segment")
             for given in ("{", "[1]", '[{"name": 1}]', DEEP, '{"a": 1}', '["abc"]')
         ),
-        *(("influenced", {"notes.influence": np.zeros(*given)}, r"notes\.influence") for given in INFLUENCES),
-        ("influenced", {"fields": "[]", "notes.influence": np.zeros((1, 3), np.float32)}, "one row a field"),
     ],
     ids=lambda given: str(given)[:40],
 )
@@ -262,7 +257,7 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(SegmentError, match=says) as caught:
         open_segment(tmp_path / "a.gguf")
     assert "\n" not in str(caught.value)
-    if not any(name.startswith(("blk.", "notes.influence")) for name in changes) and "first" not in changes:
+    if not any(name.startswith("blk.") for name in changes) and "first" not in changes:
         with pytest.raises(SegmentError, match=says):  # `ls` reads no more than the head
             peek(tmp_path / "a.gguf")
 
@@ -287,29 +282,7 @@ def test_keys_that_not_every_file_has_come_back(
     assert ("notes.blocks" in keys, "notes.prefill" in keys) == (bool(segment.blocks), segment.prefill is not None)
 
 
-@pytest.fixture
-def influenced(make_segment: MakeSegment) -> Segment:
-    """3 tokens with two fields, one of which is in two places, and the influence of both."""
-    fields = (FieldSpan("b", "d", 0, 1, 0, 1), FieldSpan("a", "1é", 6, 8, 2, 3), FieldSpan("b", "d", 0, 1, 0, 1))
-    found = {"b": np.array([0, 0.5, 0.25], np.float32), "a": np.array([0, 0, 1e-3], np.float32)}
-    return make_segment(fields=fields, influence=found)
-
-
-def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
-    """One row per field in the order of the text, whatever the order of the input; the info reports it."""
-    path = tmp_path / "a.gguf"
-    write_segment(path, influenced)
-    assert same(open_segment(path), influenced) and peek(path).influence
-    assert list(open_segment(path).influence) == ["b", "a"]
-    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "notes.influence")
-    assert tensor.data.shape == (2, 3) and tensor.data[0].tolist() == [0, 0.5, 0.25]
-    write_segment(tmp_path / "b.gguf", replace(influenced, influence=dict(reversed(influenced.influence.items()))))
-    assert same(open_segment(tmp_path / "b.gguf"), influenced)
-    write_segment(path, replace(influenced, influence={}))
-    assert open_segment(path).influence == {} and not peek(path).influence
-
-
-@pytest.mark.parametrize("which", ["moved", "whole", "carried", "influenced"])
+@pytest.mark.parametrize("which", ["moved", "whole", "carried"])
 def test_every_flipped_byte_is_found(tmp_path: Path, request: pytest.FixtureRequest, which: str) -> None:
     """Head, padding, tensors, checksums themselves: every byte of a file, and of the larger ones some."""
     path = tmp_path / "a.gguf"
