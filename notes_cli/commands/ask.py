@@ -260,10 +260,7 @@ def _open(source: Path) -> AbstractContextManager[BinaryIO]:
             return source.open("rb")
         except OSError as error:
             raise click.UsageError(f"cannot read {source}: {reason(error)}") from error
-    piped = standard_input()
-    if piped.isatty():
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    return nullcontext(piped)
+    return nullcontext(standard_input())
 
 
 class _Lines:

@@ -274,8 +274,6 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     argument = prompt if argument is None else argument
     name = None if file is None else str(file)
     requested = "-" in (argument, name)
-    if requested and sys.stdin is not None and sys.stdin.isatty():
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
     piping = requested or (sys.stdin is not None and not sys.stdin.isatty())  # closed if None; reading it is an error
     argument = None if argument == "-" else argument
     text = read_text(file) if file is not None and name != "-" else ""

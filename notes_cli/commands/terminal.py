@@ -232,10 +232,12 @@ def _default(option: click.Option, key: str, value: Any) -> Any:
 MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory
 
 
-def standard_input() -> BinaryIO:
-    """Return stdin for bytes. Raises UsageError if it is closed."""
+def standard_input(*, hint: bool = True) -> BinaryIO:
+    """Return stdin for bytes; on a terminal a `hint` says how to end it. Raises UsageError if it is closed."""
     if sys.stdin is None:
         raise click.UsageError("standard input is closed: pipe something in, or name a file")
+    if hint and sys.stdin.isatty():
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
     return sys.stdin.buffer
 
 
