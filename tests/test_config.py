@@ -98,9 +98,7 @@ def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 MODEL = "tiny Q8_0"
-WHOLE = (
-    "# mine\nctx-size: 4096\n\ndefaults:  # by model\n  other Q4_1:\n    seam: 9  # long\n# end\ncolor: auto\n"
-)
+WHOLE = "# mine\nctx-size: 4096\n\ndefaults:  # by model\n  other Q4_1:\n    seam: 9  # long\n# end\ncolor: auto\n"
 
 
 @pytest.mark.parametrize("before", ["", "ctx-size: 4096", WHOLE])
