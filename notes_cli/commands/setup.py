@@ -41,7 +41,7 @@ SETTINGS = """\
 
 # Defaults of one model by its name and type, as `notes verify --save` writes them.
 #defaults:
-#  "SmolLM2 135M Instruct Q4_1":
+#  SmolLM2-135M-Instruct Q4_1:
 #    method: suffix
 #    seam: 4
 #    place: late
