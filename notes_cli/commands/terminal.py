@@ -104,6 +104,16 @@ class Group(click.Group):
     command_class = Command
 
 
+def common_options(command: click.Command) -> list[click.Option]:
+    """Return those of COMMON that a command lacks; a group takes --help-all alone, and does not list it."""
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    if not isinstance(command, click.Group):
+        return [copy.copy(item) for item in COMMON if not known.intersection(item.opts)]
+    item = copy.copy(COMMON[-1])
+    item.hidden = True
+    return [] if known.intersection(item.opts) else [item]
+
+
 def add_common_options(command: click.Command, *path: str) -> click.Command:
     """Add COMMON and environment variables to the command at this path and its subcommands; return it.
 
@@ -113,9 +123,7 @@ def add_common_options(command: click.Command, *path: str) -> click.Command:
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():
             add_common_options(subcommand, *path, name)
-    known = {flag for parameter in command.params for flag in parameter.opts}
-    common = [item for item in COMMON if item.name == HELP_ALL or not isinstance(command, click.Group)]
-    command.params += [copy.copy(item) for item in common if not known.intersection(item.opts)]
+    command.params += common_options(command)
     for parameter in command.params:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
             parameter.type = _not_empty(parameter.type)
@@ -178,7 +186,12 @@ COMMON = (
         help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
     ),
     click.Option(
-        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="All its options."
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_help_all,
+        help="All options of a command.",
     ),
 )
 
