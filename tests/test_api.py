@@ -24,7 +24,7 @@ import notes_cli as notes
 from bench import readme
 from notes_cli import api
 from notes_cli.engine.sampler import RANGES
-from notes_cli.errors import NotesError, Notice, SessionError, SkillError
+from notes_cli.errors import NotesError, SessionError, SkillError
 from notes_cli.measure.examination import Examination
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
@@ -171,13 +171,8 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     again = model.segment("returns")
     assert again.tokens.tolist() == segment.tokens.tolist() and len(again.layers) == len(segment.layers)
     (tmp_path / "text.txt").write_text("date: 1\n\nSee section 2.\n\ndate: 1\n")
-    given: list[Notice] = []
-    callbacks = on(Notice, given.append)
-    found = model.bring_up_to_date(
-        tmp_path / "text.txt", name="other", blocks=2, output=tmp_path / "x.gguf", callbacks=callbacks
-    )
+    found = model.bring_up_to_date(tmp_path / "text.txt", name="other", blocks=2, output=tmp_path / "x.gguf")
     assert found.path == tmp_path / "x.gguf" and found.blocks == 2
-    assert any("refers to" in notice.what for notice in given)
     with pytest.raises(SkillError, match=r"none\.txt"):
         model.compile(tmp_path / "none.txt")
 

@@ -160,19 +160,19 @@ def test_the_context_by_its_numbers(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_variables_of_the_command_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of the context apply in Python, too; arguments override them, and so do options."""
-    words = {"CTX_SIZE": "768", "BATCH_SIZE": "64", "UBATCH_SIZE": "32", "FLASH_ATTN": "on", "GPU_LAYERS": "0"}
+    words = {"CTX_SIZE": "768", "UBATCH_SIZE": "32", "FLASH_ATTN": "on", "GPU_LAYERS": "0"}
     words |= {"CACHE_TYPE_K": "q8_0", "CACHE_TYPE_V": "f32", "MMPROJ": "", "RPC": " "}
     for name, word in words.items():
         monkeypatch.setenv(f"NOTES_{name}", word)
     with notes.open(TINY) as model:
         options = model.workspace.context.options
-        assert (options.n_ctx, options.n_batch, options.n_ubatch) == (768, 64, 32)
+        assert (options.n_ctx, options.n_ubatch) == (768, 32)
         assert (options.flash_attention, options.type_k, options.type_v) == ("on", "q8_0", "f32")
     with notes.open(TINY, n_ctx=512) as model:
         assert (model.workspace.context.options.n_ctx, model.workspace.context.options.type_k) == (512, "q8_0")
     with notes.open(TINY, notes.ContextOptions(n_ctx=512)) as model:
         assert model.workspace.context.options.type_k == "f16"
-    for name, word in (("CTX_SIZE", "-1"), ("BATCH_SIZE", "0"), ("UBATCH_SIZE", "1e3"), ("GPU_LAYERS", "-2")):
+    for name, word in (("CTX_SIZE", "-1"), ("UBATCH_SIZE", "1e3"), ("GPU_LAYERS", "-2")):
         with monkeypatch.context() as patch:
             patch.setenv(f"NOTES_{name}", word)
             with pytest.raises(NotesError, match=f"NOTES_{name} is '{word}': it must be a number from"):
