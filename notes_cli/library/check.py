@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from notes_cli.engine.segment import Segment
 from notes_cli.errors import (
     DamagedError,
     Help,
@@ -29,7 +30,6 @@ from notes_cli.errors import (
     reason,
 )
 from notes_cli.library.container import open_segment, peek
-from notes_cli.library.info import SegmentInfo
 from notes_cli.library.profiles import Profiles, calibration_checkpoints
 from notes_cli.library.safe_files import (
     OTHERS,
@@ -179,7 +179,7 @@ def aside_of(path: Path) -> Path:
 
 def _segment(name: str, path: Path) -> Iterator[Finding]:
     yield from check_permissions(path)
-    info: SegmentInfo | None = None
+    info: Segment | None = None
     try:
         info = peek(path)
         open_segment(path)
@@ -212,7 +212,7 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
             yield Finding("renamed", path, problem, Help.TAKE_OVER(path=path))
 
 
-def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
+def _again(name: str, path: Path, info: Segment | None) -> Remedy:
     """Return the command that compiles a damaged segment again: from its source, or from the segment if its head is
     sound."""
     if info is None:
@@ -398,7 +398,7 @@ def _is_sent_image(file: LibraryFile) -> bool:
         return False
 
 
-def _is_sent(info: SegmentInfo) -> bool:
+def _is_sent(info: Segment) -> bool:
     return not info.source and any(info.name == names.of_sent(media.sha256) for media in info.media)
 
 
