@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.battery import interval
 from bench.marked import grid
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.context import Context
@@ -32,7 +33,6 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.images import read_picture
-from notes_cli.measure.battery import interval
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt

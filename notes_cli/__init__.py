@@ -9,7 +9,7 @@
 
 `open` returns a Model. Its methods: `compile`, `segment` and `import_segment` for skills, `ask`, `stream` and
 `ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
-`verify_edits`, `calibrate` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question. Errors are
+`verify_edits` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question. Errors are
 NotesErrors. Submodules are imported on first use of a name.
 """
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         TakenError,
         UnsupportedError,
     )
-    from notes_cli.measure.calibrate import Calibration
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
@@ -61,7 +60,6 @@ _MODULES = {
         *("EngineError", "ModelError", "NotesError", "Notice", "SegmentError"),
         *("SessionError", "SkillError", "TakenError", "UnsupportedError"),
     ),
-    "measure.calibrate": ("Calibration",),
     "measure.examination": ("Examination", "SessionReport"),
     "measure.speed": ("Benching", "Speed"),
     "measure.verify": ("Report",),
@@ -75,7 +73,6 @@ _MODULES = {
 __all__ = [
     "Answer",
     "Benching",
-    "Calibration",
     "Callbacks",
     "Compacted",
     "Compiled",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notes_cli.config import Paths, from_variables
-from notes_cli.editing.methods import AUTO, Method
+from notes_cli.editing.methods import Method
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from notes_cli.library.store import Store
-    from notes_cli.measure.battery import Case, Pair
-    from notes_cli.measure.calibrate import Calibration
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Edits, Report
@@ -132,8 +130,8 @@ def open(
     rpc: llama.cpp RPC servers, "host:port", whose devices take layers first.
     projector: GGUF file of the projector (mmproj), which encodes images.
     image_tokens: Fewest and most tokens of an image.
-    carry: Carry the state of recurrent layers through skills that are not at the start of a prompt. None: if
-        calibration found that it works.
+    carry: Carry the state of recurrent layers through skills that are not at the start of a prompt. None: as
+        config.yaml has it for the model.
     chat_template: The Jinja text of a chat template in place of the model's.
 
     Raises ModelError if the model cannot be loaded, EngineError if the context cannot be created.
@@ -237,7 +235,7 @@ class Model(_AsyncMethods):
     @property
     def name(self) -> str:
         """Name and quantization, for display."""
-        return f"{self.workspace.model.name} {self.workspace.model.quantization}"
+        return self.workspace.name
 
     # Skills.
 
@@ -249,7 +247,6 @@ class Model(_AsyncMethods):
         text: str | None = None,
         name: str | None = None,
         force: bool = False,
-        influence: bool = False,
         blocks: Blocks = 1,
         kv: str = "f16",
         callbacks: Callbacks = NO_CALLBACKS,
@@ -261,7 +258,6 @@ class Model(_AsyncMethods):
         text: The text itself instead, with `name`; it replaces another text without a file under that name.
         name: Name in the library; by default the skill's own.
         force: Compile again although nothing changed, and replace a text of that name that came from elsewhere.
-        influence: Also measure which tokens each field's value changes, for selective edits.
         blocks: Number of blocks compiled independently, or "headings" for a block per heading.
         kv: Type of K/V in the file: "f16", "f16/q8_0" (V alone) or "q8_0".
 
@@ -269,7 +265,7 @@ class Model(_AsyncMethods):
         if this model's K/V cannot be saved, EngineError for more tokens than the model was trained for.
         """
         compiled = self.bring_up_to_date(
-            source, text=text, name=name, force=force, influence=influence, blocks=blocks, kv=kv, callbacks=callbacks
+            source, text=text, name=name, force=force, blocks=blocks, kv=kv, callbacks=callbacks
         )
         return self.workspace.open(compiled.path)
 
@@ -287,7 +283,6 @@ class Model(_AsyncMethods):
         name: str | None = None,
         output: Path | None = None,
         force: bool = False,
-        influence: bool = False,
         blocks: Blocks | None = 1,
         kv: str | None = "f16",
         callbacks: Callbacks = NO_CALLBACKS,
@@ -315,16 +310,12 @@ class Model(_AsyncMethods):
         for warning in warnings:
             callbacks.on_notice(Notice(warning, warning=True))
 
-        def on_measured(done: int, of: int) -> None:
-            callbacks.on_notice(Notice(f"measured the influence of {done} of {of} fields"))
-
         with callbacks.progress(f"compiling {source.name}") as update:
             compiled = compile_to_library(
                 *(workspace, source),
                 force=force,
                 progress=update,
                 output=output,
-                measure=on_measured if influence else None,
                 blocks=blocks,
                 kv=kv,
                 say=callbacks.on_notice,
@@ -496,7 +487,7 @@ class Model(_AsyncMethods):
         self,
         splice: Sequence[SkillRef] | Examination,
         fields: Mapping[str, str] | None = None,
-        methods: Sequence[str] = (str(AUTO),),
+        methods: Sequence[str] = (),
         *,
         questions: Sequence[str] = (),
         errata: Sequence[str] | Mapping[str, str] = (),
@@ -508,10 +499,10 @@ class Model(_AsyncMethods):
     ) -> Edits:
         """Compare edit methods, each applying the new values of `fields`, with a full recompute of the corrected text.
 
-        methods: Names of edit methods; "auto" is the calibrated one, "all" each of them. Other options as in `verify`.
+        methods: Names of edit methods, by default all. Other options as in `verify`.
 
-        Return Edits: `passed`, `failures`, and the outcome of each method. Raises NotesError for an unknown field or
-        method.
+        Return Edits: `passed`, `failures`, the `cheapest` method that agrees, and the outcome of each. Raises
+        NotesError for an unknown field or method.
         """
         from notes_cli.measure.examination import Examination, examine_edits
 
@@ -520,32 +511,6 @@ class Model(_AsyncMethods):
             options = choices, system, seam, wording
             splice = Examination(splice, questions, corrections, fields or {}, methods, *options)
         return examine_edits(self.workspace, splice, callbacks)
-
-    @synchronized
-    def calibrate(
-        self,
-        cases: Sequence[Case] | None = None,
-        *,
-        pairs: Sequence[Pair] | None = None,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> Calibration:
-        """Measure which edit method, wording, seam and place to use with this model, and save that as its profile if
-        there are enough cases.
-
-        cases: Decisions with known right answers; by default those that ship.
-        pairs: Pairs of skills, to measure whether skills compiled apart compose; by default those that ship, or none
-            with `cases`.
-
-        Return the profile and its path, None if it was not saved. Raises UnsupportedError if the model's K/V cannot be
-        saved.
-        """
-        from notes_cli.measure.battery import pairs as shipped_pairs
-        from notes_cli.measure.battery import shipped_battery
-        from notes_cli.measure.calibrate import calibrate_and_keep
-
-        if pairs is None:
-            pairs = shipped_pairs() if cases is None else ()
-        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, callbacks, pairs)
 
     @synchronized
     def bench(self, wanted: Benching | None = None, *, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
@@ -653,7 +618,7 @@ class Session(_AsyncMethods):
         self, field: str, value: str, method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Edited]:
         """Give a field a new value and return the edits; `*.field` edits each skill that has it. `method`: None for the
-        calibrated one. Raises NotesError for an unknown field or method; then nothing is changed."""
+        model's default. Raises NotesError for an unknown field or method; then nothing is changed."""
         return list(self.edits({field: value}, method, callbacks=callbacks))
 
     @synchronized_steps

@@ -21,7 +21,7 @@ from notes_cli.commands.terminal import add_common_options, defaults_of, keys_of
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
-SECTIONS = ("models", "cache")  # of config.yaml, that are not settings of commands
+SECTIONS = ("models", "defaults", "cache")  # of config.yaml, that are not settings of commands
 
 # name -> line in the list of commands; the module is imported only when the command runs or shows its help
 COMMANDS = {
@@ -32,8 +32,6 @@ COMMANDS = {
     "session": "List, show, fork, undo, compact, forget, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
-    "calibrate": "Measure which edit method to trust on this model.",
-    "profile": "List, show and remove the profiles of models.",
     "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
     "inspect": "Show the contents of a compiled skill.",
@@ -57,7 +55,6 @@ MODULES = {
     **dict.fromkeys(("ls", "inspect"), "ls"),
     **dict.fromkeys(("models", "pull"), "models"),
     **dict.fromkeys(("init", "paths", "completion", "doctor"), "setup"),
-    **dict.fromkeys(("calibrate", "profile"), "calibrate"),
     **dict.fromkeys(("session", "edit"), "session"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ MOST = 2**31 - 1  # greatest value of numbers
 MOST_THREADS = 512
 MEND = "Mend or remove the file"
 SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+# Settings of a model under `defaults`, and patterns of their values.
+DEFAULTS = {"method": ".+", "wording": ".+", "seam": "[0-9]{1,4}", "place": "early|late", "carry": "true|false"}
 
 
 class Paths(NamedTuple):
@@ -30,13 +33,12 @@ class Paths(NamedTuple):
     sessions: Path  # conversations
     config: Path  # config.yaml
     models: Path  # downloaded models, and cached facts of others, such as digests
-    profiles: Path  # calibrated settings of models
     servers: Path  # running servers, a small file each
 
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Return paths in one folder, as for NOTES_HOME."""
-        names = ("library", "sessions", "config.yaml", "models", "profiles", "servers")
+        names = ("library", "sessions", "config.yaml", "models", "servers")
         return cls(*(home / name for name in names))
 
 
@@ -83,7 +85,6 @@ def paths() -> Paths:
         sessions=state / "sessions",
         config=settings / "config.yaml",
         models=cache / "models",
-        profiles=state / "profiles",
         servers=state / "servers",
     )
 
@@ -157,6 +158,34 @@ def named_model(settings: Mapping[str, Any]) -> tuple[str, str] | None:
     if model is not None and not (isinstance(model, str) and model):
         raise NotesError("model in config.yaml must be one value", "Name a file or a model there")
     return (model, "config.yaml") if model else None
+
+
+def model_defaults(settings: Mapping[str, Any], model: str) -> dict[str, str]:
+    """Return what `defaults` of config.yaml has for a model: of `method`, `wording`, `seam`, `place` and `carry` what
+    is there, as text. Raises NotesError for other settings, and for values that these cannot have."""
+    models = settings.get("defaults", {})
+    chosen = models.get(model, {}) if isinstance(models, dict) else None
+    if not isinstance(chosen, dict) or not all(isinstance(value, str) for value in chosen.values()):
+        raise NotesError("defaults in config.yaml must hold a model's name, and `setting: value` lines below it", MEND)
+    for name, value in chosen.items():
+        if name not in DEFAULTS:
+            raise NotesError(f"{model} in config.yaml has {name!r}, there is {', '.join(DEFAULTS)}", MEND)
+        if not re.fullmatch(DEFAULTS[name], value):
+            raise NotesError(f"{name} of {model} in config.yaml is {value!r}, which it cannot be", MEND)
+    return chosen
+
+
+def with_model_defaults(text: str, model: str, chosen: Mapping[str, str]) -> str:
+    """Return the text of config.yaml with these defaults of a model in place of those that it had. All other lines stay
+    as they are."""
+    key = f"  {json.dumps(model, ensure_ascii=False)}:"
+    entry = "".join(f"{line}\n" for line in (key, *(f"    {name}: {value}" for name, value in chosen.items())))
+    text += "\n" if text and not text.endswith("\n") else ""
+    for place in (rf"(?m)^{re.escape(key)} *\n(    .*\n)*", r"(?m)^defaults: *(#.*)?\n"):
+        if match := re.search(place, text):
+            kept = "" if match[0].startswith(key) else match[0]
+            return text[: match.start()] + kept + entry + text[match.end() :]
+    return f"{text}defaults:\n{entry}"
 
 
 def cache(settings: Mapping[str, Any]) -> dict[str, str]:

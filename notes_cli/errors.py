@@ -43,9 +43,8 @@ class Help(Enum):
     COMPILE = "Compile it first"
     COMPILE_NAMED = "Compile {name} first, or list the library to see what there is"
     LOOKED_FOR_SKILLS = "Skills are looked for in {places}"
-    COMPILE_OTHERWISE = "Compile {name} again with {options}"  # arguments of compile_skill, such as {"blocks": 8}
-    # Also `options`: those, and fields of ContextOptions that differ from the default, "beyond_trained".
     COMPILE_BY_FORCE = "Compile it again by force"
+    # `options`: fields of ContextOptions that differ from the default, "beyond_trained".
     COMPILE_AGAIN = "Compile {name} again for {model} with the options of this context"
     OTHER_NAME = "Give it another name"
     OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"
@@ -58,12 +57,7 @@ class Help(Enum):
     COMPILE_TEXT = "Compile its text again as {name}"
     TAKE_OVER = "Import it under the name that it holds: {path}"
     KEEP_AS_OTHER = "To keep it, compile {source} under another name"
-    RULES_FIRST = "Splice a skill with rules before the one with the values that they are for"
-    OTHER_ORDER = "Splice them in the other order: {names}"
-    LONGER_SEAM = "Give it a seam of {tokens} tokens"
     COMPILE_TOGETHER = "Compile {names} together, as {name}, and splice that"
-    DECODE = "Have {names} decoded instead of spliced"
-    DECODE_ALL = "Have all of them decoded instead of spliced"
     SHORTER_SEAM = "Give it a shorter seam, or do not splice it"
     NOT_STRICT = "Without strict its {tokens:,} tokens are decoded"
     STRICT = "Ask strictly to have that refused"
@@ -84,11 +78,6 @@ class Help(Enum):
     PUT_BACK_OR_GO_ON = "Put a copy of it back, or remove {path} to go on with what is left"
     REMOVE_WHOLE_SESSION = "Remove session {name}"
     SHOW_SESSION = "Show session {name} to see what there is"
-
-    # Profiles.
-    LIST_PROFILES = "List the profiles to see what there is"
-    STOP_AND_GO_ON = "What was measured is kept when it is stopped, and the same call goes on with it"
-    MEASURE_AGAIN = "Measure this model again, or remove its profile {name}"
 
     # Files.
     REMOVE_FILE = "Remove {path}"
@@ -220,10 +209,6 @@ class UnsupportedError(EngineError):
 
 class GrammarError(NotesError):
     """A grammar or JSON schema cannot constrain answers."""
-
-
-class OutdatedError(NotesError):
-    """A profile was written by an obsolete rule."""
 
 
 class OutputError(NotesError):

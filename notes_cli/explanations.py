@@ -36,7 +36,6 @@ _WHY = {
     "inexact": "exact rows were asked for: {detail}",
     "new_value": "recomputed with the new value",
     "from_change": "decoded from the changed value on",
-    "block": "block {detail} of {blocks}, recomputed after the left context alone by a pass over {passed} tokens",
     "thought": "chain of thought",
     "thought_end": "end of the chain of thought",
     "chosen": "chosen",
@@ -66,39 +65,24 @@ def timestamp(text: str) -> float:
 def why(piece: Piece | Origin) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
-    facts = attributes(piece, "detail", "moved", "blocks", "passed")
+    facts = attributes(piece, "detail", "moved", "blocks")
     text = _WHY[reason].format(**facts, source=piece.detail or "an earlier prompt")
     if reason == "thought_end" and piece.detail:
         text += f", cut after {piece.detail} tokens"
     if reason == "live" and piece.detail:
         text += f"; {piece.detail} of them were computed after another text"
     parts = [text] if text else []
-    if reason != "block":
-        if piece.blocks:
-            parts.append(f"compiled in {piece.blocks} blocks")
-        if piece.kept:
-            parts.append(f"kept as {piece.kept} ({human_size(piece.nbytes)})")
-        parts += _selection(piece)
-        if piece.rewritten:
-            parts.append(f"{piece.rewritten} of them recomputed in place")
+    if piece.blocks:
+        parts.append(f"compiled in {piece.blocks} blocks")
+    if piece.kept:
+        parts.append(f"kept as {piece.kept} ({human_size(piece.nbytes)})")
+    if piece.rewritten:
+        parts.append(f"{piece.rewritten} of them recomputed in place")
     return "; ".join(parts)
-
-
-def _selection(piece: Piece | Origin) -> list[str]:
-    from notes_cli.editing.methods import record_of
-
-    parts = []
-    if piece.passed:
-        parts.append(f"selected by a pass over {piece.passed} tokens of the corrected text")
-    record = record_of(piece.selected)
-    if record and record.selects and record.selects.influence:
-        parts.append("notes compile --influence spares it")
-    return parts
 
 
 def edit_why(origin: Origin) -> str:
     parts = [f"{origin.rewritten} row{'s' * (origin.rewritten != 1)} recomputed"] if origin.rewritten else []
-    parts += _selection(origin)
     if origin.erratum:
         parts.append("an erratum before the next question")
     if origin.contradicted:
@@ -219,7 +203,6 @@ def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, An
     return {
         "method": str(settings.method) if settings.method else None,
         "method_why": settings.why,
-        "method_tokens": settings.tried,
         "place": None if goes_on else settings.place,
         **attributes(settings, "seam", "wording"),
     }

@@ -20,9 +20,7 @@ def test_notes_home_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "home"))
     found = paths()
     assert found.library == tmp_path / "home/library"
-    assert {found.sessions.parent, found.config.parent, found.models.parent, found.profiles.parent} == {
-        tmp_path / "home"
-    }
+    assert {found.sessions.parent, found.config.parent, found.models.parent} == {tmp_path / "home"}
     assert not (tmp_path / "home").exists()
 
 

@@ -17,7 +17,7 @@ from notes_cli.errors import EngineError, Help, NotesError, Notice, Remedy
 
 from .refused import FLAG
 
-VALUES: dict[str, Any] = {"tokens": 8192, "scale": 0.5, "options": {"n_ctx": 8192, "influence": True}}
+VALUES: dict[str, Any] = {"tokens": 8192, "scale": 0.5, "options": {"n_ctx": 8192, "beyond_trained": True}}
 
 
 @cache
@@ -51,9 +51,9 @@ def test_a_remedy_is_worded_by_the_edge() -> None:
 
 def test_what_is_pasted_is_one_word() -> None:
     name = "a b'; rm -rf /"
-    command = advice(Help.COMPILE_OTHERWISE(name=name, options={"blocks": 8, "influence": True}))
+    command = advice(Help.COMPILE_AGAIN(name=name, model="m.gguf", options={"n_ctx": 8, "beyond_trained": True}))
     words = shlex.split(command.removeprefix("Run: "))
-    assert words == ["notes", "compile", "--from", name, "--blocks", "8", "--influence"]
+    assert words == ["notes", "compile", "--from", name, "-m", "m.gguf", "-c", "8", "--beyond-trained"]
     assert shlex.split(advice(Help.UNDO(name=name)).rpartition(": ")[2])[-1] == name
     assert shlex.split(advice(Help.CLOSE_FOLDERS(folders=["a b", "c"])).rpartition(": ")[2])[-2:] == ["a b", "c"]
 

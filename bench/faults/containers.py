@@ -89,9 +89,8 @@ def contradictions(segment: Segment, parts: Parts) -> None:
         check(blocks[0] == 0 and sorted(set(blocks)) == blocks and blocks[-1] < n, f"blocks {blocks}")
         check(blocks == json.loads(parts.text("notes.blocks")), "other blocks")
     check(len(segment.moves) == len(blocks) and all(count >= 0 for count in segment.moves), f"moves {segment.moves}")
-    check(all(len(row) == n for row in segment.influence.values()), "influence")
     tensors = {tensor.name.decode(): tensor for tensor in parts.tensors}
-    for name in ("notes.tokens", "notes.context", "notes.influence"):
+    for name in ("notes.tokens", "notes.context"):
         tensors.pop(name, None)
     names_of = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
     for rows in segment.layers:
@@ -124,11 +123,10 @@ def segments() -> list[Segment]:
     plain = Segment("returns", "A policy.", text, tokens(9), 2, tokens(2), fields, identity, rows(9))
     state = LayerRows(2, np.ones((1, 5), "f4"), np.ones((1, 6), "f4"), "state")
     indexer = LayerRows(0, np.ones((9, 2), "f2"), np.empty((9, 0), "f2"), "indexer")
-    influence = {"date": np.linspace(0, 1, 9, dtype="f4"), "tier": np.zeros(9, "f4")}
     first, *rest = rows(9, v=0)
     return [
         plain,
-        replace(plain, layers=rows(9, "f4"), identity=replace(identity, kv_type="f32/f32"), influence=influence),
+        replace(plain, layers=rows(9, "f4"), identity=replace(identity, kv_type="f32/f32")),
         replace(plain, blocks=(0, 4, 7), moves=(0, 2, 0)),
         replace(plain, prefix_only=True, layers=(*rows(11), state)),
         replace(plain, layers=(first, indexer, *rest)),

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from bench.faults.events import Events, read
 from bench.faults.frame import SCRATCH, Failed, Kind, check
 from bench.faults.stage import TEXT, Command, Contents, Outcome, Stage, contents
-from notes_cli.engine.segment import Identity
-from notes_cli.library.profiles import Measured, Profile, Profiles
+from notes_cli.config import Paths
+from notes_cli.runtime.naming import save_model_defaults
 
 CHANGED = TEXT.replace("06-15", "06-25")
 
@@ -28,13 +28,9 @@ class Job(NamedTuple):
     text: str = TEXT  # of the skill's file
 
 
-def save_profile(home: Path) -> Path:
-    identity = Identity("tiny", "llama", "F32", "ab" * 32, "c0ffee", "neox base 10000", "f16/f16", "")
-    verdicts = {"direct": "39 of 40", "reasoned": "none holds"}
-    measured = [Measured("method", f"selective@{k}", "direct", 40, 39, 38, 0.99, 12.5, 3.25) for k in range(40)]
-    ways, decisive = {"direct": "erratum", "reasoned": "recompute"}, {"direct": 40, "reasoned": 39}
-    how = "now", 1, "early", measured, "2026-06-01T12:00:00Z", verdicts
-    return Profiles(home / "profiles").save(Profile(identity, "f16/f16", 40, decisive, ways, *how), "notes 0")
+def save_defaults(home: Path) -> Path:
+    """Write defaults of a model into config.yaml, as `notes verify --save` does."""
+    return save_model_defaults("other F32", {"method": "erratum", "seam": "4"}, Paths.under(home))
 
 
 JOBS = (
@@ -59,7 +55,7 @@ JOBS = (
     Job("prune", "prune --stale -y", text=CHANGED),
     Job("rm", "rm support"),
     Job("session rm", "session rm other -y"),
-    Job("profile", save_profile),
+    Job("defaults", save_defaults),
 )
 BEGUN = (
     "compile returns.txt",
@@ -102,7 +98,7 @@ class Jobs:
         fresh = not (self.stage.folder / job.home).exists()
         home = self.stage.prepared(job.home, BEGUN if job.home == "begun" else ())
         if fresh and job.home == "begun":
-            save_profile(home)
+            save_defaults(home)
         return home
 
     def copied(self, job: Job, name: str = "home") -> Path:

@@ -120,8 +120,8 @@ def contradictions(ledger: Ledger) -> None:
     ranges: list[tuple[Any, Any]] = []
     for entry in state.entries:
         origin = entry.origin
-        texts += [entry.kind, entry.name, entry.text, entry.how, origin.detail, origin.selected]
-        numbers = (origin.moved, origin.rewritten, origin.blocks, origin.passed)
+        texts += [entry.kind, entry.name, entry.text, entry.how, origin.detail]
+        numbers = (origin.moved, origin.rewritten, origin.blocks)
         check(all(type(number) is int for number in numbers) and isinstance(origin.reason, Reason), f"piece {entry}")
         ranges.append((entry.position, entry.tokens))
     for skill in state.skills:

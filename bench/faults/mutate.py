@@ -27,7 +27,7 @@ FLOATS = (0.0, -1.0, 0.3, 1e-30, 1e30, float("inf"), float("-inf"), float("nan")
 TEXTS = (
     *("", "\0", "a" * 70000, "../../x", "\x1b[31m", "\x1b[2J\x1b]0;x\x07", "é" * 9, "null", "[]", "{}", "0", "-1"),
     *("1e999", "NaN", "[[[[", "[" * 2000, "llama", "bert", "\u2581", "<|im_start|>", "%s%n", "[0, 3]"),
-    *("notes.tokens", "notes.context", "notes.influence", "blk.0.k", "blk.0.v", "blk.1.k", "blk.00.k", "blk.99999.k"),
+    *("notes.tokens", "notes.context", "blk.0.k", "blk.0.v", "blk.1.k", "blk.00.k", "blk.99999.k"),
     *("blk.2.state.r", "blk.0.indexer.k", "blk.0.state.r", "notes.first", "notes.blocks", "blk.9999.attn_k.weight"),
 )
 

@@ -37,8 +37,8 @@ VARYING = ("time", "read_at", "rows_checksum", "replaces")  # keys of a ledger w
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),
-    *("notes_cli.runtime.recompile", "notes_cli.runtime.assemble", "notes_cli.measure.calibrate"),
-    "notes_cli.measure.battery",
+    *("notes_cli.runtime.recompile", "notes_cli.runtime.assemble"),
+    "notes_cli.measure.verify",
 )
 Command = str | Callable[[Path], object]  # a command line in which HOME is the home, or a function of the home
 
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Contents of a home: segments by file name, sessions by name, exports and profiles, and all files."""
+    """Contents of a home: segments by file name, sessions by name, exports and config.yaml, and all files."""
 
     segments: Mapping[str, str]
     sessions: Mapping[str, tuple[str, ...]]
@@ -214,5 +214,5 @@ def contents(home: Path) -> Contents:
         except NotesError as error:
             problems.append(f"session {name}: {error}")
     files = frozenset(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
-    exports = {path.name: path.read_bytes() for path in (*home.glob("out/*.tar"), *home.glob("profiles/*.json"))}
+    exports = {path.name: path.read_bytes() for path in (*home.glob("out/*.tar"), *home.glob("config.yaml"))}
     return Contents(segments, sessions, exports, files, problems)

@@ -175,7 +175,7 @@ def corrections(model: Model, tasks: Sequence[Tasks], progress: Progress) -> dic
             before |= {(segment.name, ask): one for ask, one in zip(missing, plain, strict=True)}
         found = {"nothing": [before[segment.name, ask] for ask in asked]}
         for name in CORRECTIONS[1:]:
-            values, method = {correction.field: correction.value}, Method(name)
+            values, method = {correction.field: correction.value}, Method.parse(name)
             found[name] = answers(workspace, [Prompt(ask, [segment], fields=values, method=method) for ask in asked])
         new = {name: rows[name].add(correction, found[name], found["nothing"]) for name in CORRECTIONS}
         possible += new["suffix"] or new["field+erratum"]

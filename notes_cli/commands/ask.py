@@ -107,14 +107,13 @@ REQUEST = [
 )
 @field_option(
     metavar="NAME=VALUE",
-    help="The same, by the method that notes calibrate measured to be best, if it did. Repeatable.",
+    help="The same, by the default method of the model or that of --method. Repeatable.",
 )
 @click.option(
     "--method",
     metavar="METHOD",
     help="How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
-    "recompute, block, selective@K, blend@K, stale, or auto: field alone if this question is decided as by "
-    "field+erratum.  [default: as measured, else field+erratum]",
+    "recompute, stale.  [default: config.yaml's for the model, else field+erratum]",
 )
 @system_option
 @click.option(
@@ -225,7 +224,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
 
     The prompt is the piped text, then that of --file, then QUESTION; - as FILE or QUESTION is the piped text. Skills
     are placed in the system message of the model's chat template, corrections of their fields after them. Settings that
-    are not given come from the profile that `notes calibrate` wrote for the model, if there is one.
+    are not given come from `defaults` of the model in config.yaml, where `notes verify --save` writes them.
 
     What is on standard input is part of the question. In a loop that reads lines, give it </dev/null.
 

@@ -50,7 +50,7 @@ def refusal(server: str, why: str) -> NotesError:
 def folders() -> list[str]:
     """Return the folders whose contents answers depend on."""
     paths = config.paths()
-    return [os.path.realpath(folder) for folder in (paths.library, paths.sessions, paths.profiles)]
+    return [os.path.realpath(folder) for folder in (paths.library, paths.sessions, paths.config)]
 
 
 def _find(ask: AskCommand, given: Mapping[str, Any]) -> tuple[Server, ModelChoice]:

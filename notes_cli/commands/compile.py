@@ -83,9 +83,6 @@ def number_of_blocks(value: Any) -> Any:
     help="Compile even if nothing has changed, or replace a skill that came from another file.",
 )
 @click.option(
-    "--influence", is_flag=True, help="Also measure which tokens each field's value changes: for selective edits."
-)
-@click.option(
     "--blocks",
     type=number_of_blocks,
     metavar="S",
@@ -109,7 +106,6 @@ def command(
     name: str | None,
     target: Path | None,
     force: bool,
-    influence: bool,
     blocks: Any,
     kv: str | None,
     quiet: bool,
@@ -144,7 +140,7 @@ def command(
     replace what is there.
 
     With --blocks the parts of a text are compiled independently: none has seen those before it, but a change recompiles
-    only the parts that it is in (of the text here, of a field with `notes ask --field NAME=VALUE --method block`).
+    only the parts that it is in.
 
     Rows are kept in f16, which serves a K/V cache of any type but f32: that one needs a segment of its own. With --kv
     q8_0 the file is about half as large, and its rows are rounded; they are computed and used as always.
@@ -222,7 +218,7 @@ def command(
         with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
                 with collecting(wanted.word):
-                    shape = shape_of(opened, known, wanted, Shape(blocks, influence, kv))
+                    shape = shape_of(opened, known, wanted, Shape(blocks, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
                     )
@@ -276,17 +272,14 @@ def _join(known: Sources, words: list[str], name: str | None) -> Source:
 def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
     """Return the compile options of a skill: those given, else those of its segment in the library, else defaults:
     a block, or one for each tool."""
-    from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import shape
     from notes_cli.text.tools import ToolSet
 
     tools = isinstance(source.skill, ToolSet)
     if source.latest is None:
         return replace(options, blocks=options.blocks or (None if tools else 1), kv=options.kv or "f16")
-    workspace = model.workspace
-    previous = shape(source, known.library, workspace.identity, Profiles(workspace.paths.profiles))
-    blocks, kv = options.blocks or (None if tools else previous.blocks), options.kv or previous.kv
-    return replace(previous, blocks=blocks, influence=previous.influence or options.influence, kv=kv)
+    previous = shape(source, known.library, model.workspace.identity)
+    return Shape(options.blocks or (None if tools else previous.blocks), options.kv or previous.kv)
 
 
 def _compile(
@@ -303,7 +296,7 @@ def _compile(
     from notes_cli.runtime.compile import placement_limits, skill_of
 
     skill = skill_of(model.workspace, wanted)
-    how = attributes(shape, "influence", "blocks", "kv")
+    how = attributes(shape, "blocks", "kv")
     compiled = model.bring_up_to_date(skill, output=target, force=force, callbacks=print_callbacks(quiet), **how)
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}

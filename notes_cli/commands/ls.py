@@ -72,7 +72,6 @@ _STATES = {
     "format": "newer format",
     "damaged": "damaged",
     "unreadable": "unreadable",
-    "profile": "not measured",
 }
 _MODEL, _FIELDS = 20, 24  # least widths of these columns when they are cut
 _GAP = 2
@@ -93,8 +92,8 @@ _RIGHT = ("tokens", "size", "uses")
 @model_option
 def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) -> None:
     """List compiled skills, and which of them are out of date: because the text has changed or its file is gone, they
-    are for another model than -m or the settings name, or were written in another format, or because the profile of
-    their model asks for more. No model is loaded; `notes compile --stale` looks closer, and compiles them again.
+    are for another model than -m or the settings name, or were written in another format. No model is loaded;
+    `notes compile --stale` looks closer, and compiles them again.
 
     \b
     Examples:
@@ -128,20 +127,19 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
 
 def _rows(model: str | None) -> list[_Row]:
     from notes_cli.library.check import LibraryFile, library_files
-    from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.freshness import stale_reasons
 
-    store, paths = library(), config.paths()
+    store = library()
     entries = store.entries()
     if not entries:
         return []
     files = {file.path: file for file in library_files(store.folder)}
-    weights, profiles = _weights(model), Profiles(paths.profiles)
+    weights = _weights(model)
     rows = []
     for entry in entries:
         file = files.get(entry.path) or LibraryFile(entry.name, entry.path, 0, 0, 0.0)  # a dangling link
         others = [other for other in entries if other.name == entry.name]
-        rows.append(_Row(entry, file, stale_reasons(entry, others, profiles, weights)))
+        rows.append(_Row(entry, file, stale_reasons(entry, others, weights)))
     return rows
 
 

@@ -181,12 +181,12 @@ class _Outcome:
 @click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
 @json_option
 def fsck_command(repair: bool, json_: bool) -> int:
-    """Check every file of the library, the sessions and the profiles. Report damaged files, leftovers of killed
+    """Check every file of the library and the sessions. Report damaged files, leftovers of killed
     processes, unused files, and files that others can read. The exit status is 1 if a problem remains.
 
-    --repair moves damaged segments and profiles into .damaged/ beside them, removes leftovers, and takes from others
+    --repair moves damaged segments into .damaged/ beside them, removes leftovers, and takes from others
     the rights to what is yours. What cannot be made again, and what another process uses, is never touched. Each line
-    says what compiles or measures again what was lost.
+    says what compiles again what was lost.
 
     \b
     Examples:
@@ -238,14 +238,13 @@ def fsck_command(repair: bool, json_: bool) -> int:
 
 def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
     """Yield the findings of all folders; a folder that cannot be read is one."""
-    from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
+    from notes_cli.library.check import Finding, check_library, check_memory
     from notes_cli.sessions.archive import check_sessions
 
     paths = config.paths()
     for folder, findings in (
         (paths.library, check_library(paths.library, on_read)),
         (paths.sessions, check_sessions(sessions)),
-        (paths.profiles, check_profiles(paths.profiles)),
         (paths.models, check_memory(paths.models)),
     ):
         try:
@@ -370,7 +369,7 @@ def import_command(
                 continue
             facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
             named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
-            done.append({**named, **facts, "influence_dropped": imported.dropped})
+            done.append({**named, **facts})
             if not json_:
                 output.data(str(imported.path))
             if not (quiet or json_):
@@ -412,5 +411,4 @@ def _summary(imported: Imported, trust: bool) -> str:
     checked = "imported without a check"
     if not trust:
         checked = f"imported; its rows, computed again, differ by {imported.farthest:.1%} at most"
-    more = "; the influence of its fields was measured elsewhere, and is left out" if imported.dropped else ""
-    return start + checked + more
+    return start + checked

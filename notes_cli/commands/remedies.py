@@ -62,7 +62,6 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.LOOKED_FOR_SKILLS: "Skills are looked for in the library (notes ls) and in {places}",
     Help.COMPILE: "Compile it first: notes compile - --name NAME",
     Help.COMPILE_NAMED: "Compile it first: notes compile {name!q}. What is compiled: notes ls",
-    Help.COMPILE_OTHERWISE: _compile_again,
     Help.COMPILE_BY_FORCE: "Compile it again: notes compile --force FILE",
     Help.COMPILE_AGAIN: _compile_again,
     Help.COMPILE_EDITED: lambda values: _compile_again(values, edited=True),
@@ -74,15 +73,10 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.COMPILE_TEXT: "Compile its text again: notes compile FILE --name {name!q}",
     Help.TAKE_OVER: "To keep it: notes import {path!q}",
     Help.KEEP_AS_OTHER: "To keep it: notes compile {source!q} --name NAME",
-    Help.RULES_FIRST: "Name a skill with rules before the one with the values that they are for",
-    Help.OTHER_ORDER: lambda values: "Give them in the other order: " + _repeat_option("--splice", values["names"]),
-    Help.LONGER_SEAM: "Give it --seam {tokens}",
     Help.COMPILE_TOGETHER: lambda values: (
         f"Run: {join(['notes', 'compile', *values['names'], '--together', values['name']])}, and give it "
         f"{_repeat_option('--splice', [values['name']])}"
     ),
-    Help.DECODE: lambda values: "Give it " + _repeat_option("--decode", values["names"]),
-    Help.DECODE_ALL: "Give it --recompute",
     Help.SHORTER_SEAM: "Give it a shorter --seam, or --recompute",
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
     Help.STRICT: "--strict refuses that",
@@ -98,9 +92,6 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.PUT_BACK_OR_GO_ON: "Put a copy of it back, or go on with what is left: rm {path!q}",
     Help.REMOVE_WHOLE_SESSION: "To remove it: notes session rm {name!q}",
     Help.SHOW_SESSION: "See: notes session show {name!q}",
-    Help.LIST_PROFILES: "See: notes profile ls",
-    Help.STOP_AND_GO_ON: "Ctrl-C keeps what was measured, and the same command goes on with it",
-    Help.MEASURE_AGAIN: "Measure again (notes calibrate), or remove it: notes profile rm {name!q}",
     Help.REMOVE_FILE: "Remove it: rm -f {path!q}",
     Help.CLOSE_FOLDERS: "Look through it, then run: chmod 700 {folders!q}",
 }

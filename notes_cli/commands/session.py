@@ -436,20 +436,19 @@ def _lines(label: str, text: str, width: int) -> list[str]:
 @field_option(help="The new value. Repeatable.")
 @click.option(
     "--method",
-    default="auto",
     metavar="METHOD",
-    help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
-    "blend@K, or suffix: decode everything after it again.",
+    help="erratum, field, field+erratum, or suffix: decode everything after it again.  [default: config.yaml's for the "
+    "model, else field+erratum]",
 )
 @json_option
 @model_options
 def edit_command(
-    name: str | None, everybody: bool, fields: tuple[str, ...], method: str, json_: bool, **model: Any
+    name: str | None, everybody: bool, fields: tuple[str, ...], method: str | None, json_: bool, **model: Any
 ) -> int:
     """Give fields of the session NAME other values. Each is an edit of its own, which undo takes back.
 
-    An erratum precedes the next question; the other methods change the cache now. Where field, selective or blend
-    was not enough, give the same value once more, by erratum or suffix.
+    An erratum precedes the next question; the other methods change the cache now. Where field was not
+    enough, give the same value once more, by erratum or suffix.
 
     With --all every session that has the skill gets the correction with its next question, and so does every
     conversation of a server over this library and every later question with the skill, for as long as its text stays

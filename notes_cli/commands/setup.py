@@ -38,6 +38,13 @@ SETTINGS = """\
 #  small: qwen3:0.6b
 #  large: /models/qwen3-8b-q4_k_m.gguf
 
+# Defaults of one model by its name and type, as `notes verify --save` writes them.
+#defaults:
+#  "SmolLM2 135M Instruct Q4_1":
+#    method: suffix
+#    seam: 4
+#    place: late
+
 # Limit of the library of compiled skills; the least recently used are removed first.
 #cache:
 #  max_size: 20GB
@@ -126,7 +133,6 @@ PATHS = {
     "config": "settings",
     "library": "compiled skills",
     "sessions": "conversations",
-    "profiles": "what notes calibrate measured",
     "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
     "servers": "your running servers, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
@@ -254,7 +260,7 @@ def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli.library.safe_files import check_private
 
     paths = config.paths()
-    for folder in (paths.library, paths.sessions, paths.profiles, paths.models):
+    for folder in (paths.library, paths.sessions, paths.models):
         check_private(folder)
     return {}
 

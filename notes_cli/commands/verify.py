@@ -21,7 +21,7 @@ from notes_cli.commands.options import (
     model_options,
     open_model,
 )
-from notes_cli.commands.remedies import advice, print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, difference_why, entry_why
@@ -29,7 +29,7 @@ from notes_cli.explanations import attributes, difference_why, entry_why
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
     from notes_cli.measure.examination import SessionReport
-    from notes_cli.measure.verify import Case, Composed, Edits, Parting, Report
+    from notes_cli.measure.verify import Case, Edits, Parting, Report
     from notes_cli.sessions.state import Entry
 
 _WIDE = 100  # columns of a terminal from which on the table has figures
@@ -61,7 +61,7 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     "methods",
     multiple=True,
     metavar="METHOD",
-    help="An edit method, auto, or all. Repeatable.  [default: auto]",
+    help="An edit method. Repeatable.  [default: all]",
 )
 @click.option("--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answer]")
 @click.option(
@@ -70,9 +70,17 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     help="System text before the skills.  [default: a few sentences, so that skills have to move, where they can]",
 )
 @click.option(
-    "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
+    "--seam",
+    type=Number(0),
+    help="Tokens to recompute where a skill begins.  [default: config.yaml's for the model, else 1]",
 )
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).  [default: as measured]")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).")
+@click.option(
+    "--save",
+    is_flag=True,
+    help="Write what was verified into config.yaml for this model: the cheapest method (--field), --seam, --wording, "
+    "--carry.",
+)
 @json_option
 @model_options
 def command(
@@ -87,6 +95,7 @@ def command(
     system: str | None,
     seam: int | None,
     wording: str | None,
+    save: bool,
     json_: bool,
     **model: Any,
 ) -> int:
@@ -98,13 +107,12 @@ def command(
     also be that of the corrected text. And all rows of each skill are compared with rows that are computed now. Exits 0
     if all of that holds and the mean cosine of the logits is at least 0.99; else it exits 1 and says what does not.
 
-    With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if every method that was
-    named decides as the recompute does; with `all`, if the one that auto chooses does.
+    With --field, edit methods are compared with a recompute of the corrected text, and the cheapest is named that
+    decides as it does in all questions. Exits 0 if the default method does, or each that was named. With --save the
+    cheapest becomes the default of this model, and the exit status is that of finding one.
 
-    Of several skills it also shows which of them each question needs: those without which a recompute of the others
-    decides otherwise. A skill that was compiled alone has not seen those before it, which questions that need two may
-    not survive: give some (--questions). Where a decision is not the recompute's, what repairs it is tried: another
-    order, a longer seam, compiling the skills together, decoding all but the first.
+    A skill that was compiled alone has not seen those before it, which questions that need two may not survive: give
+    some (--questions).
 
     With --session, what is put back from disk is compared with a prefill of the session's tokens: logits (also by how
     much the one that differs most does) and rows. What was forgotten is not among them: the prefill is what a session
@@ -118,7 +126,7 @@ def command(
       notes verify returns --question "May I return this?" --choices yes,no
       notes verify returns shipping --questions mine.txt
       notes verify returns --erratum "date=2026-07-01" --json
-      notes verify returns --field date=2026-07-01 --method all
+      notes verify returns --field date=2026-07-01 --save
       notes verify --session mine --question "May I return this?"
     """
     if bool(names) == bool(session):
@@ -129,10 +137,13 @@ def command(
         raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
     if methods and not fields:
         raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
+    given = {"seam": seam, "wording": wording, "carry": model["carry"]}
+    chosen = {name: str(value).lower() for name, value in given.items() if value is not None}
+    if save and (session or not (fields or chosen)):
+        raise click.UsageError("--save is for the method of a --field, a --seam, --wording or --carry: give one")
     answers = answers_of(choices)
     questions += _read_questions(file)
 
-    from notes_cli.editing.methods import AUTO
     from notes_cli.measure.examination import Examination
     from notes_cli.text.fields import parse_values
 
@@ -141,7 +152,7 @@ def command(
         questions=questions,
         errata=errata,
         fields=parse_values(fields),
-        methods=methods or [str(AUTO)],
+        methods=methods,
         choices=answers,
         system=system,
         seam=seam,
@@ -161,10 +172,21 @@ def command(
         if fields:
             edits = opened.verify_edits(wanted, callbacks=callbacks)
             output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, opened.name)
-            return 0 if edits.passed else 1
+            if save and edits.cheapest:
+                _save(opened.name, {**chosen, "method": edits.cheapest})
+            return 0 if (edits.cheapest if save else edits.passed) else 1
         report = opened.verify(wanted, callbacks=callbacks)
         output.as_json(_as_json(report)) if json_ else _print(report, opened.name)
+        if save and report.passed:
+            _save(opened.name, chosen)
         return 0 if report.passed else 1
+
+
+def _save(model: str, chosen: dict[str, str]) -> None:
+    from notes_cli.runtime.naming import save_model_defaults
+
+    path = save_model_defaults(model, chosen)
+    output.say(f"{', '.join(f'{name}: {value}' for name, value in chosen.items())} for {model}: written to {path}")
 
 
 def _read_questions(file: Path | None) -> tuple[str, ...]:
@@ -190,20 +212,6 @@ def _as_json(report: Report) -> dict[str, Any]:
         "pass": report.passed,
         "cases": [{**asdict(case), **attributes(case, "same_decision", "right")} for case in cases],
         "kept": {name: {"kv": kv, "bytes": size} for name, kv, size in report.small},
-        "composition": _composition_as_json(report.composition) if report.composition else None,
-    }
-
-
-def _composition_as_json(composed: Composed) -> dict[str, Any]:
-    from notes_cli.runtime.resolve import repair
-
-    counts = {name: composed.counts(several) for name, several in (("one", False), ("several", True))}
-    return {
-        **{name: {"same": same, "cases": of} for name, (same, of) in counts.items()},
-        "questions": [asdict(question) for question in composed.questions],
-        "tried": [{"name": way.name, "same": sum(way.same), "refused": way.refused} for way in composed.tried],
-        "repair": composed.repair or None,
-        "advice": advice(repair(composed.repair, composed.names, these=True)) if composed.repair else None,
     }
 
 
@@ -225,8 +233,6 @@ def _print(report: Report, model: str) -> None:
     for case in report.cases:
         if case.parting:
             output.result(_describe_parting(case, case.parting))
-    if report.composition:
-        _print_composition(report.composition)
     for name, kv, size in report.small:
         output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded")
     if report.system:
@@ -264,37 +270,11 @@ def _next_step(report: Report) -> str:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
         return "see why nothing was reused: notes ask --explain"
-    if report.composition and report.composition.repair not in ("", "recompute"):
-        return "take the repair above"
+    if len(report.rows) > 1 and not all(case.same_decision for case in report.cases):
+        return "repeat it with the skills in another order, a longer --seam, or as one: notes compile A B --together C"
     if any(case.same_decision and not case.as_corrected for case in report.cases):
-        return "look for a method that corrects it: notes verify --field NAME=VALUE --method all"
+        return "look for a method that corrects it: notes verify --field NAME=VALUE"
     return "ask such questions with --recompute, which decodes everything"
-
-
-def _print_composition(composed: Composed) -> None:
-    """Print which skills each question needs, and which changes repair decisions that differ."""
-    from notes_cli.measure.battery import format_count
-    from notes_cli.measure.verify import ONE_PREFILL
-    from notes_cli.runtime.resolve import repair
-
-    output.result("")
-    rows = [
-        (case.question, " + ".join(case.needs) or "any one will do", "same" if case.same else "DIFFERS")
-        for case in composed.questions
-    ]
-    output.table(("question", "needs", "decision"), rows)
-    for needed, several in (("one skill, or none", False), ("several skills", True)):
-        same, of = composed.counts(several)
-        if of:
-            output.result(f"questions that need {needed}: {format_count(same, of)} decide as the recompute")
-    if not composed.counts(True)[1]:
-        output.result("no question needs several skills, so nothing is known of those that do: give some (--questions)")
-    for way in composed.tried:
-        output.result(f"tried {way.name}: " + (way.refused or f"{sum(way.same)} of {len(way.same)} as the recompute"))
-    if composed.repair:
-        outcome = "what repairs it" if composed.repair != ONE_PREFILL else "none of these repairs it"
-        output.result(f"{outcome}: {advice(repair(composed.repair, composed.names, these=True))}")
-    output.result("")
 
 
 def _verdict(summary: str, failures: Sequence[Notice]) -> None:
@@ -318,7 +298,7 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
     ]
     return {
         "version": 1,
-        **attributes(edits, "auto", "why"),
+        **attributes(edits, "default", "why", "decisive", "cheapest"),
         "failed": [worded(failure) for failure in edits.failures],
         "pass": edits.passed,
         "methods": tried,
@@ -338,7 +318,11 @@ def _print_edits(edits: Edits, model: str) -> None:
         rows.append((trial.method, *means, decision, detail))
     columns = ("method", "cosine", "KL", "decoded", "decision", "")
     output.table(columns, rows, right=columns[1:4])
-    output.result(f"auto is {edits.why}")
+    output.result(f"without --method it is {edits.why}")
+    if not edits.decisive:
+        output.result("the old value decides these questions as the new one does, so they tell nothing of methods")
+    elif edits.cheapest:
+        output.result(f"the cheapest that decides as the recompute: {edits.cheapest}")
     _verdict(f"against a recompute of the corrected text on {model}", edits.failures)
 
 

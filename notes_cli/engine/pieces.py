@@ -34,7 +34,6 @@ class Reason(str, Enum):
     INEXACT = "inexact"  # placed here, the K/V would not equal a prefill's, which was required [why]
     NEW_VALUE = "new_value"  # the corrected text
     FROM_CHANGE = "from_change"  # from the changed value on
-    BLOCK = "block"  # blocks of the skill that were computed after its left context alone [their numbers]
     THOUGHT = "thought"  # reasoning
     THOUGHT_END = "thought_end"  # the end of reasoning [after how many tokens, if it was cut]
     CHOSEN = "chosen"  # an answer chosen from given ones
@@ -55,8 +54,6 @@ class Piece:
     moved: int = 0  # positions by which spliced keys were rotated
     rewritten: int = 0  # tokens recomputed in place
     blocks: int = 0  # blocks that the skill was compiled in, if they do not attend to each other
-    passed: int = 0  # tokens of a pass that selected what to recompute
-    selected: str = ""  # edit method of that pass
     kept: str = ""  # stored K/V types of the segment's file, if quantized
     nbytes: int = 0  # size of that file's K/V
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from math import prod
@@ -336,8 +336,6 @@ class Segment(_Referable):
     prefix_only: bool = False
     # With recurrent state, if it was captured: carries the state of another context through the segment.
     carry: Carry | None = None
-    # By field: how much its value changes the K/V of each later token, [n_tokens]; empty if not measured.
-    influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     # First token of each block that was compiled independently, from 0 on; empty: a single block.
     blocks: tuple[int, ...] = ()
     # Per block: how often its K/V was moved, and thereby rounded, since it was placed first.
@@ -443,7 +441,7 @@ class Segment(_Referable):
         return "f32" if "f32" in self.identity.kv_type else "f16"
 
     def slice(self, first: int, last: int) -> Segment:
-        """Return tokens [first, last) and their K/V as a segment. Text, fields, influence and blocks are dropped.
+        """Return tokens [first, last) and their K/V as a segment. Text, fields and blocks are dropped.
         Raises EngineError for a part outside the segment, for a part not starting at 0 of K/V that cannot be moved, and
         for any part of a segment with a recurrent state or an image."""
         if not 0 <= first <= last <= len(self):
@@ -467,7 +465,6 @@ class Segment(_Referable):
             fields=(),
             layers=layers,
             carry=None if part else self.carry,
-            influence={},
             blocks=(),
             moves=(),
             batches=cut_batches(self.batches, len(self.context) + first, len(self.context) + last),

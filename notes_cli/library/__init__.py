@@ -1,1 +1,1 @@
-"""Files on disk: compiled segments by name, calibration profiles, global errata, and models by name."""
+"""Files on disk: compiled segments by name, global errata, and models by name."""

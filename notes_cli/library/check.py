@@ -1,4 +1,4 @@
-"""Checks the files of the library, profiles and JSON caches, and evicts least recently used segments.
+"""Checks the files of the library and JSON caches, and evicts least recently used segments.
 
 Damaged files are moved aside, leftovers of killed processes are removed. A file that a process has open or compiles is
 never removed, and a text that exists nowhere else only if the caller names it as outdated. Images that clients of a
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from notes_cli.engine.segment import Segment
@@ -23,14 +22,12 @@ from notes_cli.errors import (
     Help,
     NewerError,
     NotesError,
-    OutdatedError,
     Remedy,
     SegmentError,
     UnwritableError,
     reason,
 )
 from notes_cli.library.container import open_segment, peek
-from notes_cli.library.profiles import Profiles, calibration_checkpoints
 from notes_cli.library.safe_files import (
     OTHERS,
     HeldError,
@@ -67,7 +64,7 @@ class Finding:
     """A problem with a file, and its remedy. `mend`, where a repair loses nothing, does it and returns a description of
     it, or raises OSError or NotesError."""
 
-    kind: str  # damaged, newer, unreadable, renamed, leftover, orphan, permission, outdated, busy
+    kind: str  # damaged, newer, unreadable, renamed, leftover, orphan, permission, busy
     path: Path
     what: str
     remedy: Remedy | None = None
@@ -83,28 +80,9 @@ def check_library(folder: Path, on_checked: OnChecked = lambda size: None) -> It
             on_checked(path.stat().st_size)
     yield from leftovers(folder)
     yield from leftovers(folder / CHECKPOINTS)
-    yield from _abandoned(compile_checkpoints(folder), "a compile")
+    yield from _abandoned(compile_checkpoints(folder))
     for record in orphaned_uses(folder):
         yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
-
-
-def check_profiles(folder: Path) -> Iterator[Finding]:
-    """Yield the problems of the profiles of models. Raises NotesError as check_library does."""
-    profiles = Profiles(folder)
-    for name in profiles.names():
-        path = folder / f"{name}.json"
-        yield from check_permissions(path)
-        try:
-            profile = profiles.read(profiles.named(name))
-        except OutdatedError as error:
-            yield Finding("outdated", path, error.what, error.remedy)
-        except NotesError as error:
-            yield Finding("damaged", path, error.what, error.remedy, partial(set_aside, path))
-        else:
-            if path != profiles.path(profile.identity, profile.cache):
-                yield Finding("renamed", path, "its name is not that of the model that it was measured of")
-    yield from leftovers(folder)
-    yield from _abandoned(calibration_checkpoints(folder), "a calibration")
 
 
 def check_memory(folder: Path) -> Iterator[Finding]:
@@ -130,12 +108,12 @@ def leftovers(folder: Path) -> Iterator[Finding]:
                 yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
 
 
-def _abandoned(checkpoints: Iterable[Path], work: str) -> Iterator[Finding]:
-    """Yield the checkpoints of work that was interrupted long ago."""
+def _abandoned(checkpoints: Iterable[Path]) -> Iterator[Finding]:
+    """Yield the checkpoints of compiles that were interrupted long ago."""
     for path in checkpoints:
         with suppress(OSError):  # removed meanwhile
             if time.time() - path.stat().st_mtime > OLD:
-                problem = f"{work} was interrupted, and was not taken up again"
+                problem = "a compile was interrupted, and was not taken up again"
                 yield Finding("leftover", path, problem, mend=_removal(path))
 
 

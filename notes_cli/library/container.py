@@ -40,14 +40,14 @@ from notes_cli.engine.segment import (
     values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library.metadata import FORMAT, KIND, Keys, metadata, places
+from notes_cli.library.metadata import FORMAT, KIND, Keys, Place, metadata, places
 from notes_cli.library.safe_files import lock_shared, replacing
 
 DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
-INFLUENCE, AXES, PICTURES = "notes.influence", "notes.axes", "notes.pictures"
+AXES, PICTURES = "notes.axes", "notes.pictures"
 CHUNK = 8 << 20  # bytes of one read
 CHECKSUM = re.compile(r"[0-9a-f]{32}")
 ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs]|carry\.[rab])")
@@ -190,8 +190,6 @@ def _arrays(segment: Segment) -> dict[str, NDArray[Any]]:
     for transition in segment.carry.load() if segment.carry else ():
         for kind, numbers in (("r", transition.r), ("a", transition.a), ("b", transition.b)):
             tensors[f"blk.{transition.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
-    if segment.influence:
-        tensors[INFLUENCE] = np.stack([segment.influence[name] for name in segment.field_names]).astype("<f4")
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
 
@@ -249,27 +247,18 @@ def _read(path: Path, file: _File, whole: bool = True) -> Segment:
     keys = Keys(values)
     segment = keys.segment(*lists)
 
-    def take(name: str) -> NDArray[Any] | None:
-        place = tensors.pop(name, None)
-        return None if place is None else file.array(name, place)
-
-    influence = take(INFLUENCE)
-    if influence is not None and (
-        influence.dtype != np.float32 or influence.shape != (len(segment.field_names), len(segment))
-    ):
-        raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
-    pictures = tuple(ImageFile(start, end, b"") for start, end, _, _ in keys.places(segment.text))
-    if whole or not pictures:
-        pictures = _pictures(take(PICTURES), keys, segment)
-    tensors.pop(PICTURES, None)
-    axes = _axes(take(AXES), segment)
+    axes, pictures = tensors.pop(AXES, None), tensors.pop(PICTURES, None)
+    found = keys.places(segment.text)
+    if pictures is not None and found and not whole:
+        images = tuple(ImageFile(one.start, one.end, b"") for one in found)
+    else:
+        images = _pictures(None if pictures is None else file.array(PICTURES, pictures), found, segment)
     layers, carried = _layers(tensors, segment)
     return replace(
         segment,
         layers=_FileRows(path, layers, file),
-        influence={} if influence is None else dict(zip(segment.field_names, influence, strict=True)),
-        pictures=pictures,
-        axes=axes,
+        pictures=images,
+        axes=_axes(None if axes is None else file.array(AXES, axes), segment),
         carry=_carry(path, file, carried, keys, segment) if carried else None,
         path=path,
         file_size=cursor.size,
@@ -397,18 +386,19 @@ def _axes(axes: NDArray[Any] | None, segment: Segment) -> NDArray[np.int32] | No
     return axes
 
 
-def _pictures(bytes_: NDArray[Any] | None, keys: Keys, segment: Segment) -> tuple[ImageFile, ...]:
+def _pictures(content: NDArray[Any] | None, found: Sequence[Place], segment: Segment) -> tuple[ImageFile, ...]:
     """Return the image files, whose digests must be those of the encoded images."""
-    found = keys.places(segment.text)
-    if bytes_ is None:
+    if content is None:
         if found:
             raise FormatError(f"it has no {PICTURES}")
         return ()
-    end = max((byte + size for _, _, byte, size in found), default=0)
-    if bytes_.dtype != np.int32 or not 0 <= bytes_.nbytes - end < 4:
+    if (
+        content.dtype != np.int32
+        or not 0 <= content.nbytes - max((one.byte + one.size for one in found), default=0) < 4
+    ):
         raise FormatError(f"{PICTURES} is not the bytes of files")
-    data = bytes_.tobytes()
-    files = tuple(ImageFile(start, last, data[byte : byte + size]) for start, last, byte, size in found)
+    data = content.tobytes()
+    files = tuple(ImageFile(one.start, one.end, data[one.byte : one.byte + one.size]) for one in found)
     digests = {file.data: sha256(file.data).hexdigest() for file in files}
     named = all(segment.text.endswith(digests[file.data], file.start, file.end) for file in files)
     if not named or {image.sha256 for image in segment.media} != set(digests.values()):

@@ -343,15 +343,14 @@ def changes(
     identity: Identity,
     context: Tokens | Sequence[int],
     prefix_only: bool,
-    influence: bool = False,
     blocks: tuple[int, ...] | None = None,
     kv: str | None = None,
 ) -> list[str]:
     """Return sentences on the changes since the segment was compiled; empty if it is up to date.
 
     `tokens` are those of `text`, `fields` (name, value, start, end) those of Skill.fields, `context` the tokens of the
-    left context, `prefix_only` whether its K/V is stored, too, `influence` whether that of the fields is needed,
-    `blocks` the first token of each, `kv` the stored type; None: any.
+    left context, `prefix_only` whether its K/V is stored, too, `blocks` the
+    first token of each, `kv` the stored type; None: any.
     """
     reasons = list(info.identity.differences(identity))
     if info.text != text:
@@ -372,8 +371,6 @@ def changes(
         )
     if kv not in (None, info.kv):
         reasons.append(f"its rows are kept as {info.kv}, not as {kv}")
-    if influence and info.fields and not info.influence:
-        reasons.append("the influence of its fields has not been measured")
     return reasons
 
 

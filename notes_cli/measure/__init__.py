@@ -1,1 +1,1 @@
-"""Measurement: verify, calibrate and benchmark a model's splices and edits. Prints nothing."""
+"""Measurement: verify and benchmark a model's splices and edits. Prints nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from statistics import fmean
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.methods import AUTO, record_of
+from notes_cli.editing.methods import METHODS
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Notice, Progress
-from notes_cli.measure.composition import compose
 from notes_cli.measure.verify import (
     ANSWER,
     Edits,
@@ -196,9 +195,8 @@ def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     edits = [entry for entry in state.entries if entry.kind == "edit"]
     moved = [entry.name for entry in splices if entry.origin.reason is Reason.MOVED or entry.how == "seam"]
     blocks = [entry.name for entry in splices if entry.origin.blocks]
-    # A replaced block counts as rewritten in full, which BLOCKS covers.
-    in_place = [entry.name for entry in splices if entry.origin.rewritten and entry.origin.reason is not Reason.BLOCK]
-    in_place += [entry.text for entry in edits if (record := record_of(entry.how)) is None or record.in_place]
+    in_place = [entry.name for entry in splices if entry.origin.rewritten]
+    in_place += [entry.text for entry in edits if (method := METHODS.get(entry.how)) is None or method.in_place]
     in_place += [skill["name"] for line in state.live for skill in line.get("amended", ())]  # by a turn's errata
     cut = [entry.text for entry in state.traces]
     causes = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: blocks, Cause.IN_PLACE: in_place, Cause.CUT: cut}
@@ -210,11 +208,11 @@ LABEL = "recomputing"  # of the progress display
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Options of a verification. None: the model's profile decides.
+    """Options of a verification. None: the default of the model.
 
     `splice`: names of compiled skills, segment files or texts, or segments. `questions`: default: the value of each
     field. `errata`: each question is asked without and with them. `fields`: new values, applied by each of `methods`,
-    which may contain "auto" and "all". `system`: None for a short text, so that skills are moved if possible.
+    by default all. `system`: None for a short text, so that skills are moved if possible.
     `choices`: None to compare greedy answers.
     """
 
@@ -222,7 +220,7 @@ class Examination:
     questions: Sequence[str] = ()
     errata: Sequence[str] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
-    methods: Sequence[str] = (str(AUTO),)
+    methods: Sequence[str] = ()
     choices: Sequence[str] | None = None
     system: str | None = None
     seam: int | None = None
@@ -233,14 +231,11 @@ class Examination:
 
 
 def examine_splice(workspace: Workspace, options: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Report:
-    """Compare splices and errata with a full recompute of the same tokens; with several skills also their composition.
-    Raises NotesError if that is not possible."""
+    """Compare splices and errata with a full recompute of the same tokens. Raises NotesError if that is not
+    possible."""
     prompt, questions, seam = _resolve(workspace, options, callbacks)
-    how: dict[str, Any] = {"choices": options.choices, "seam": seam}
     with callbacks.progress(LABEL, later=True) as update:
-        report = verify(workspace, prompt, questions, progress=update, **how)
-        composed = compose(workspace, replace(prompt, fields={}), report.cases, progress=update, **how)
-    return replace(report, composition=composed)
+        return verify(workspace, prompt, questions, choices=options.choices, seam=seam, progress=update)
 
 
 def examine_edits(workspace: Workspace, options: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Edits:

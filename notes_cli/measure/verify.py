@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
-from notes_cli.editing.methods import AUTO, METHODS, RECOMPUTE, Method, change
+from notes_cli.editing.methods import METHODS, RECOMPUTE, STALE, Method, change
 from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
@@ -143,51 +143,6 @@ def noise_of(workspace: Workspace, reference: Answered) -> float:
     return max(changes)
 
 
-ONE_PREFILL = "recompute"  # of all skills: the repair that always works
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question to several skills. `needs`: skills whose removal changes the decision of a prefill. `same`: the
-    spliced skills decide as one prefill of all."""
-
-    question: str
-    needs: tuple[str, ...]
-    same: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """A repair that was tried. `same`, by question: it decides as one prefill. Empty if the repair is not possible, for
-    the reason in `refused`."""
-
-    name: str
-    same: tuple[bool, ...] = ()
-    refused: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """The result of verifying several skills together. Repairs are tried if a decision differs from one prefill's."""
-
-    names: tuple[str, ...]
-    questions: tuple[Question, ...]
-    tried: tuple[Mended, ...] = ()
-
-    def counts(self, several: bool) -> tuple[int, int]:
-        """Return how many questions decide as one prefill, and their number, among those that need several skills, or
-        at most one."""
-        questions = [question for question in self.questions if (len(question.needs) > 1) == several]
-        return sum(question.same for question in questions), len(questions)
-
-    @property
-    def repair(self) -> str:
-        """The cheapest repair with which all questions decide as one prefill; empty if none is needed."""
-        if all(question.same for question in self.questions):
-            return ""
-        return next((repair.name for repair in self.tried if repair.same and all(repair.same)), ONE_PREFILL)
-
-
 COSINE = 0.99  # a mean below this fails
 
 
@@ -235,7 +190,6 @@ class Report:
     """The result of a verification."""
 
     cases: tuple[Case, ...]
-    composition: Composed | None = None  # with several skills
     system: str = ""  # system text before the skills
     small: tuple[tuple[str, str, int], ...] = ()  # skills with quantized K/V: name, type, bytes
     rows: tuple[tuple[str, RowCheck], ...] = ()  # comparison of K/V by skill name
@@ -402,9 +356,6 @@ def recomputed(
         return sequence.logits(), answered(sequence, choices)
 
 
-ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class EditCase:
     """One question after an edit by one method. `reference`: decision of a recompute of the corrected text."""
@@ -445,9 +396,9 @@ class Edits:
     """The methods that were tried, and the default for this model."""
 
     tried: tuple[Tried, ...]
-    auto: str
-    why: str
-    all: bool  # "all" was requested: only a failure of `auto` counts
+    default: str
+    why: str  # reason for the default
+    named: bool  # methods were named, and each of them counts; else only the default does
 
     def __repr__(self) -> str:
         shown = [
@@ -457,9 +408,21 @@ class Edits:
         return f"Edits({'passed' if self.passed else 'failed'}, {', '.join(shown)})"
 
     @property
+    def decisive(self) -> bool:
+        """True unless the control, which changes nothing, decides as the recompute: then no method can fail."""
+        return not any(method.passed for method in self.tried if method.method == STALE.name)
+
+    @property
+    def cheapest(self) -> str | None:
+        """Of the methods that decide as the recompute, the one that decodes the fewest tokens; None without one, and if
+        the questions are not decisive."""
+        good = [method for method in self.tried if method.passed and method.method != STALE.name]
+        return min(good, key=lambda method: method.mean("decoded") or 0.0).method if good and self.decisive else None
+
+    @property
     def failures(self) -> tuple[Notice, ...]:
-        """The decisions of requested, possible methods that differ from the recompute's."""
-        tried = [method for method in self.tried if method.cases and (not self.all or method.method == self.auto)]
+        """The decisions that differ from the recompute's."""
+        tried = [method for method in self.tried if method.cases and (self.named or method.method == self.default)]
         if not tried:
             return (Notice("none of these methods is possible here, so nothing was verified"),)
         return tuple(
@@ -485,9 +448,9 @@ def verify_edits(
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
 ) -> Edits:
-    """Apply the prompt's field values by each method, and ask each question instead of the prompt's. `methods` may
-    contain `auto` and `all`. Raises NotesError for an unknown method, values that change nothing, and no question.
-    `progress` is called during each recompute."""
+    """Apply the prompt's field values by each method, by default all, and ask each question instead of the prompt's.
+    Raises NotesError for an unknown method, values that change nothing, and no question. `progress` is called during
+    each recompute."""
     check_questions(questions)
     if any(segment.media for segment in prompt.segments):
         message = "of a skill with an image nothing is edited, so there are no methods to compare"
@@ -495,10 +458,8 @@ def verify_edits(
     if not changes_of(workspace, prompt):
         values = ", ".join(f"{name}={value}" for name, value in prompt.fields.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")
-    auto, why = method_for(workspace, prompt)
-    named = {str(AUTO): [auto], ALL: [*map(Method, METHODS), auto]}
-    chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
-    wanted = dict.fromkeys(method for several in chosen for method in several)
+    default, why = method_for(workspace, prompt)
+    wanted = dict.fromkeys(map(Method.parse, methods or METHODS))
     prompts = [replace(prompt, question=question) for question in questions]
     references = [recomputed(workspace, replace(asked, method=RECOMPUTE), choices, progress) for asked in prompts]
 
@@ -518,4 +479,4 @@ def verify_edits(
             cases.append(EditCase(asked.question, *distances, decision, reference.text, decoded))
         return Tried(str(method), tuple(cases))
 
-    return Edits(tuple(map(tried, wanted)), str(auto), why, ALL in methods)
+    return Edits(tuple(map(tried, wanted)), default.name, why, bool(methods))

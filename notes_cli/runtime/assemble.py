@@ -6,19 +6,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from notes_cli.editing.methods import amend, prepare
+from notes_cli.editing.methods import amend
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run, skill_batches
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Prompt, rendered
-from notes_cli.runtime.resolve import RUN_SEAM, repair
+from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.names import name_of
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Context
@@ -69,17 +70,6 @@ def assemble_task(
             workspace.check(segment)
 
     start = 0 if begun is None else len(begun)
-    ends = accumulate(map(len, prompt.tokens))
-    absent = {chunk.name for chunk, end in zip(prompt.chunks, ends, strict=True) if end > start}
-    try:
-        prepared = {
-            name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
-            for name, changed in (prompt.changes.items() if splice else ())
-            if name in absent - prompt.decoded
-        }
-    except NotesError as error:
-        workspace.advise(error)
-        raise
     place = SegmentPlacer(prompt.seam, rotate, prompt.strict, prompt.exact, partial(workspace.encode_images, dry=dry))
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
@@ -106,8 +96,8 @@ def assemble_task(
                 sequence.append_image(embeddings, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
                 sequence.append_skill(ids, chunk.kind, chunk.name, Reason.NOT_SPLICED, present=skipped)
-            elif changed and prompt.method.record.edits_rows:
-                amend(sequence, segment, changed, prompt.method, prepared[chunk.name], place)
+            elif changed and prompt.method.edits_rows:
+                amend(sequence, segment, changed, prompt.method, place)
             else:
                 yield from place.task(sequence, segment)
     except BaseException:
@@ -167,13 +157,13 @@ def record_uses(workspace: Workspace, segments: Sequence[Segment], pieces: Seque
 
 def saved_seconds(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:
     """Return the seconds that a prefill of the spliced tokens took on this machine when they were compiled; None if
-    unknown, as for sessions restored from disk. Tokens recomputed or passed over by an edit do not count as saved."""
+    unknown, as for sessions restored from disk. Tokens recomputed by an edit do not count as saved."""
     if any(piece.reason is Reason.RESTORED_SESSION for piece in pieces):
         return None
     total = 0.0
     for segment in segments:
         placed = _spliced_pieces(pieces, segment.name)
-        count = sum(piece.tokens - max(piece.rewritten, piece.passed if piece.selected else 0) for piece in placed)
+        count = sum(piece.tokens - piece.rewritten for piece in placed)
         if count > 0 and segment.prefill is None:
             return None
         total += segment.prefill.share(count) if count > 0 and segment.prefill else 0.0
@@ -281,7 +271,8 @@ def warn_unspliced(sequence: KVSequence, say: Say) -> None:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
     leading = _leading_skills(sequence.pieces) if tokens else []
-    joint_remedy = repair("together", leading) if len(leading) > 1 else None
+    joint_name = name_of("-".join(leading))
+    joint_remedy = Help.COMPILE_TOGETHER(names=leading, name=joint_name) if len(leading) > 1 else None
     for (name, why), count in tokens.items():
         remedy = joint_remedy if joint_remedy and name in leading else Help.STRICT()
         say(Notice(f"{name} is not spliced, its {count} tokens are decoded: {why}", remedy, warning=True))

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from notes_cli.editing.methods import field_spans, influence, prefill
+from notes_cli.editing.methods import field_spans
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import (
@@ -37,6 +36,7 @@ from notes_cli.engine.segment import (
     MicroBatches,
     Prefill,
     Segment,
+    Tokens,
     cut_batches,
     micro_batches,
     quantized,
@@ -71,7 +71,6 @@ def compile_skill(
     skill: Skill,
     progress: Progress | None = None,
     *,
-    measure: Progress | None = None,
     blocks: Blocks | None = None,
     kv: str = "f16",
     known: Segment | None = None,
@@ -79,8 +78,7 @@ def compile_skill(
 ) -> Segment:
     """Prefill the skill and read its K/V.
 
-    `progress`: (tokens done, total). `measure`: also measure the influence of each field, with one prefill per field;
-    called with (fields done, total). `blocks`: number of parts, or "headings". `kv`: stored K/V types. `known`: an
+    `progress`: (tokens done, total). `blocks`: number of parts, or "headings". `kv`: stored K/V types. `known`: an
     existing segment to reuse blocks or first tokens from, unless it is quantized. `keep`: called during long prefills
     with a checkpoint, a segment of the first tokens, to be passed as `known` after an interruption.
 
@@ -88,13 +86,11 @@ def compile_skill(
     model was trained for.
     """
     skill = resolve_images(workspace, skill)
-    spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
-    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
+    workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
     segment = replace(plan(workspace, skill, blocks, kv), backend=workspace.context.backend)
-    longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
-    with workspace.scratch_after(segment.context, longest) as sequence:
+    with workspace.scratch_after(segment.context, len(segment.context) + len(segment)) as sequence:
         clock = _PrefillTimer(sequence, known, _reused_tokens(sequence.context, segment, known))
         if segment.blocks:
             known_blocks, moves = reusable_blocks(sequence.context, segment, known)
@@ -109,13 +105,6 @@ def compile_skill(
         stored = small(segment)
         if stored is not segment:
             _check_rounding(sequence, stored)
-        if measure is not None:
-            effects: dict[str, NDArray[np.float32]] = {}
-            names = dict.fromkeys(span.name for span in segment.fields)
-            for name in names:
-                effects[name] = influence(sequence, segment, name)
-                measure(len(effects), len(names))
-            segment = replace(segment, influence=effects)
     return replace(segment, layers=stored.layers)
 
 
@@ -296,13 +285,38 @@ def shared_prefix_length(context: Context, segment: Segment, known: Segment | No
     return int(differ[0]) if len(differ) else same
 
 
+def prefill(
+    sequence: KVSequence, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
+) -> Iterator[tuple[LayerRows, ...]]:
+    """Yield the K/V of each part, decoded after `left` alone, in a scratch sequence, which is cleared. `progress`
+    counts the tokens of all parts. Several parts need a context that can truncate."""
+    total, done = sum(map(len, parts)), 0
+
+    def update(count: int, _: int) -> None:
+        if progress:
+            progress(done + count, total)
+
+    sequence.truncate(0)
+    sequence.append(left)
+    sequence.flush()
+    for number, tokens in enumerate(parts):
+        if number:
+            sequence.truncate(len(left))
+        sequence.append(tokens)
+        sequence.flush(update)
+        done += len(tokens)
+        # The whole sequence: a recurrent state cannot be read for a part of it.
+        rows = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype=dtype)
+        yield tuple(layer if layer.part == "state" else layer.cut(slice(len(left), None)) for layer in rows)
+
+
 def compile_blocks(
     sequence: KVSequence, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
 ) -> tuple[LayerRows, ...]:
     """Prefill the blocks that are not known, splice all of them together, and read the whole."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
     new = [tokens for tokens, part in zip(parts, known, strict=True) if part is None]
-    plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
+    plain = replace(segment, fields=(), blocks=(), moves=())
     rows = prefill(sequence, segment.context, new, segment.row_type, progress) if new else iter(())
     blocks = [
         part or replace(plain, tokens=tokens, layers=next(rows)) for tokens, part in zip(parts, known, strict=True)

@@ -21,7 +21,6 @@ from notes_cli.engine.segment import Identity, ImageFile, Segment
 from notes_cli.errors import DamagedError, Help, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import open_stored
-from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.text import names
 from notes_cli.text.fields import Blocks, Field
@@ -30,8 +29,6 @@ from notes_cli.text.names import files_of
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Found, Skill, find_skills, load_skill, load_source, with_images
 from notes_cli.text.tools import SUFFIX, ToolSet, load_tools
-
-CARRIED = 16  # tokens from which on state is carried through a part of a skill
 
 
 class Stale(str, Enum):
@@ -43,7 +40,6 @@ class Stale(str, Enum):
     FORMAT = "format"  # written by a newer version of notes
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
-    PROFILE = "profile"  # the model's profile needs data that the segment lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +50,7 @@ class Reason:
     what: str
 
 
-def stale_reasons(
-    entry: SegmentFile, entries: Sequence[SegmentFile], profiles: Profiles | None = None, weights: str | None = None
-) -> list[Reason]:
+def stale_reasons(entry: SegmentFile, entries: Sequence[SegmentFile], weights: str | None = None) -> list[Reason]:
     """Return why a file of the library is outdated; empty if it is not. `entries`: all of its name. `weights`: digest
     of the model in use, None if unknown."""
     info = entry.info
@@ -70,14 +64,6 @@ def stale_reasons(
     if weights is not None and weights not in all_weights:
         compiled_for = f"{info.identity.model} {info.identity.quantization}"
         result.append(Reason(Stale.MODEL, f"it was compiled for {compiled_for}, not for the model in use"))
-    unmeasured = info.fields and not info.media and not info.influence  # of images it cannot be measured
-    if profiles is not None and unmeasured and wants_influence(profiles, info.identity):
-        text = "the profile of its model edits fields by their influence, which has not been measured"
-        result.append(Reason(Stale.PROFILE, text))
-    uncaptured = info.has_state and info.carry is None and len(info) >= CARRIED
-    if profiles is not None and uncaptured and any(profile.carries for profile in _profiles(profiles, info.identity)):
-        text = "the profile of its model carries recurrent states through skills, which has not been captured"
-        result.append(Reason(Stale.PROFILE, text))
     return result
 
 
@@ -129,27 +115,6 @@ def _written_after(status: os.stat_result, created: str) -> bool:
     except ValueError:
         return False
     return max(status.st_mtime, status.st_ctime) >= compiled_at + 1
-
-
-def wants_influence(profiles: Profiles, identity: Identity) -> bool:
-    """True if the model's profile edits fields by their influence."""
-    model_profiles = _profiles(profiles, identity)
-    if not model_profiles:
-        return False
-    from notes_cli.editing.methods import record_of  # imports the engine, which takes long to load
-
-    methods = {method for profile in model_profiles for method in profile.methods.values()}
-    records = map(record_of, methods)
-    return any(record is not None and record.selects is not None and record.selects.influence for record in records)
-
-
-def _profiles(profiles: Profiles, identity: Identity) -> list[Profile]:
-    """Return the calibration profiles of this model; empty if they cannot be read."""
-    try:
-        names = [name for name in profiles.names() if name.startswith(f"{identity.key}-")]
-        return [profiles.read(profiles.named(name)) for name in names]
-    except NotesError:
-        return []
 
 
 def skill_from_segment(info: Segment, name: str | None = None) -> Skill:
@@ -215,7 +180,6 @@ class Shape:
     """Options of a compile. None for `blocks` and `kv` keeps the present ones."""
 
     blocks: Blocks | None = 1
-    influence: bool = False
     kv: str | None = "f16"
 
 
@@ -281,17 +245,11 @@ def places() -> list[str]:
     return [str(folder) for level in config.skill_folders() for folder in level]
 
 
-def shape(source: Source, library: Library, identity: Identity, profiles: Profiles) -> Shape:
-    """Return how a skill of the library was compiled, for this model if it was, plus its profile's needs."""
+def shape(source: Source, library: Library, identity: Identity) -> Shape:
+    """Return how a skill of the library was compiled, for this model if it was."""
     if source.latest is None:
         return Shape()
     path = library.path(source.latest.name, identity)
-    present = next((entry.info for entry in library.entries(source.word) if entry.info and entry.path == path), None)
-    info = present or source.latest
-    influence = info.influence or wants_influence(profiles, identity)
-    fields = source.skill.fields if isinstance(source.skill, Skill) else ()
-    return Shape(
-        None if present else len(info.blocks) or 1,
-        bool(influence and fields and not info.media),
-        None if present else info.kv,
-    )
+    if any(entry.info and entry.path == path for entry in library.entries(source.word)):
+        return Shape(None, None)
+    return Shape(len(source.latest.blocks) or 1, source.latest.kv)

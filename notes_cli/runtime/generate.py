@@ -383,15 +383,6 @@ def decide_after_reasoning(
     return replace(decision, choice=choice)
 
 
-def choose_task(workspace: Workspace, sequence: KVSequence, choices: Sequence[str], limit: int) -> Task[Decision]:
-    """Decide at the end of a sequence; with a `limit` above 0, after at most so many reasoning tokens."""
-
-    if not limit:
-        return (yield from decide_task(sequence, choices))
-    thought = yield from ReplyGenerator(workspace, max_think=limit).reason(sequence)
-    return (yield from decide_after_reasoning(workspace, sequence, choices, thought))
-
-
 def _answer_index(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> int:
     """Return the index of the token at which the answer within the reasoning begins."""
     position, following = len(sequence), b""

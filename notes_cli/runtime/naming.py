@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from notes_cli import config
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, reason
 from notes_cli.text.names import parse_size
 
 if TYPE_CHECKING:
@@ -89,6 +89,30 @@ def max_size(settings: Mapping[str, Any]) -> int | None:
         return None if size is None else parse_size(size)
     except NotesError as error:
         raise NotesError(f"max_size under cache in config.yaml: {error.what}", error.remedy) from error
+
+
+def save_model_defaults(model: str, chosen: Mapping[str, str], paths: config.Paths | None = None) -> Path:
+    """Write defaults of a model into config.yaml, in addition to those it has, and return its path. Raises NotesError
+    if it cannot be written, or is laid out in another way."""
+    from notes_cli.documents import parse_yaml
+    from notes_cli.library.safe_files import replacing
+
+    path = (paths or config.paths()).config
+    settings = config.load_config(path)
+    chosen = {**config.model_defaults(settings, model), **chosen}
+    wanted = {**settings, "defaults": {**settings.get("defaults", {}), model: chosen}}
+    try:
+        before = path.read_text("utf-8-sig") if path.exists() else ""
+        text = config.with_model_defaults(before, model, chosen)
+        with suppress(ValueError):
+            if parse_yaml(text) == wanted:
+                with replacing(path) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
+                return path
+    except OSError as error:
+        raise NotesError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
+    values = ", ".join(f"{name}: {value}" for name, value in chosen.items())
+    raise NotesError(f"{path} has its defaults in a form that is not edited", f"Write under {model!r} there: {values}")
 
 
 def library(paths: config.Paths | None = None) -> Library:

@@ -382,7 +382,7 @@ class PrefixCache:
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
             how = _DECODED if not spliced else _EXACT if prompt.exact else prompt.seam
             edit = None
-            if spliced and chunk.name in prompt.changes and prompt.method.record.edits_rows:
+            if spliced and chunk.name in prompt.changes and prompt.method.edits_rows:
                 edit = str(prompt.method), ids.tobytes()
             # Exact: the same tokens as a text are decoded in other batches.
             own = spliced or image or (prompt.exact and chunk.kind == "splice")

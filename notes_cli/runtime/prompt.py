@@ -34,7 +34,7 @@ class Prompt:
     turns: Sequence[tuple[str, str]] = field(default=())
     # Of fields that have others now, brought in by `method`, by a reference to each (text/keys.py).
     fields: Mapping[str, str] = field(default_factory=dict)
-    method: Method = field(default_factory=Method)
+    method: Method = ERRATUM
     place: str = "early"  # of skills: "early" in the system message, "late" right before the question
     shown: frozenset[str] = frozenset()  # memory and images, in the user's message regardless of `place`
     # skills to decode instead of splicing, so that they attend to everything before them
@@ -72,7 +72,7 @@ class Prompt:
         by_name = {segment.name: segment for segment in self.segments}
         return len(self) + sum(
             free_cells(by_name[name], changed, self.method) + max(0, len(by_name[name]) - len(changed.tokens))
-            for name, changed in (self.changes if self.method.record.edits_rows else {}).items()
+            for name, changed in (self.changes if self.method.edits_rows else {}).items()
         )
 
     @cached_property
@@ -98,10 +98,10 @@ class Prompt:
     def _method_errata(self) -> list[tuple[Erratum, bool]]:
         """The method's errata, and whether each follows the skills: the method changes the K/V of its skill, which it
         leaves for images and texts with them, and the skill is not in the user's message."""
-        record = self.method.record
-        if not self.fields or not record.appends_erratum:
+        if not self.fields or not self.method.appends_erratum:
             return []
-        edited = {segment.name for segment in self.segments if record.edits_rows and not segment.media} - self.shown
+        editable = [segment.name for segment in self.segments if not segment.media]
+        edited = {*(editable if self.method.edits_rows else ())} - self.shown
         return [
             (
                 Erratum(field.field, value, f"{field.key}={value}", field.skill if field.shared else ""),
@@ -149,7 +149,7 @@ def rendered(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
     skills = {segment.name: segment.tokens for segment in prompt.segments}
-    if prompt.method.record.edits_rows:
+    if prompt.method.edits_rows:
         skills |= {name: changed.tokens for name, changed in changes.items()}
     workspace.check_text("".join(chunk.text for chunk in chunks))
     tokens = [skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk) for chunk in chunks]
@@ -186,12 +186,12 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     the method would edit a skill with an image: next to another one an erratum is enough."""
     if not prompt.fields:
         return {}
-    values, record = prompt.values, prompt.method.record
+    values, method = prompt.values, prompt.method
     corrected = {reference.skill for reference, _ in values}
     with_images = [segment.name for segment in prompt.segments if segment.media and segment.name in corrected]
-    stated = record.appends_erratum and len(with_images) < len(corrected)
-    if with_images and record.edits_rows and not stated:
-        text = f"{with_images[0]} has an image, and its fields cannot be edited by {prompt.method.name}"
+    stated = method.appends_erratum and len(with_images) < len(corrected)
+    if with_images and method.edits_rows and not stated:
+        text = f"{with_images[0]} has an image, and its fields cannot be edited by {method}"
         raise UnsupportedError(text, Help.OTHER_METHOD(method=ERRATUM))
     changes = {
         segment.name: change(

@@ -31,7 +31,6 @@ from notes_cli.errors import (
     Say,
     SegmentError,
     TakenError,
-    UnsupportedError,
     UnwritableError,
 )
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -84,7 +83,6 @@ def compile_to_library(
     force: bool = False,
     progress: Progress | None = None,
     output: Path | None = None,
-    measure: Progress | None = None,
     blocks: Blocks | None = None,
     kv: str | None = None,
     say: Say | None = None,
@@ -101,24 +99,20 @@ def compile_to_library(
     check_support(workspace, skill.name)
     skill = resolve_images(workspace, skill, say, output, force=force)
     if not skill.pictures or workspace.has_vision:
-        spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
-        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
-    if measure is not None and skill.pictures:
-        text = f"{skill.name} has an image, and the influence of its fields cannot be measured"
-        raise UnsupportedError(text, "Leave that out, and correct it by errata")
+        workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
-        return _compile_to(workspace, skill, output, force, progress, measure, blocks, kv, begins=False)
+        return _compile_to(workspace, skill, output, force, progress, blocks, kv, begins=False)
     path = workspace.library.path(skill.name, workspace.identity)
-    if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks, kv=kv):
+    if not force and not stale(workspace, skill, path, blocks=blocks, kv=kv):
         _update_source(workspace, skill, path)  # otherwise nothing is written: the library may be read-only
         return _up_to_date(path)
     with workspace.library.compiling(skill.name, workspace.identity, wait, say):
         why = None if force else taken(workspace, skill)
         if why:
             raise TakenError(why, Help.OTHER_NAME_OR_FORCE())
-        return _compile_to(workspace, skill, path, force, progress, measure, blocks, kv, begins=not force)
+        return _compile_to(workspace, skill, path, force, progress, blocks, kv, begins=not force)
 
 
 def _compile_to(
@@ -127,7 +121,6 @@ def _compile_to(
     path: Path,
     force: bool,
     progress: Progress | None,
-    measure: Progress | None,
     blocks: Blocks | None,
     kv: str | None,
     *,
@@ -135,8 +128,7 @@ def _compile_to(
 ) -> Compiled:
     """`begins`: resume from a checkpoint and write checkpoints. Only in the library: next to a user's file they would
     be left behind, or could be another user's."""
-    measured = measure is not None
-    reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks, kv=kv)
+    reasons = ["it was asked for"] if force else stale(workspace, skill, path, blocks=blocks, kv=kv)
     if not reasons:
         return _up_to_date(path)
     known = None if force else _existing(path)
@@ -156,7 +148,6 @@ def _compile_to(
 
     segment = compile_skill(
         *(workspace, skill, progress),
-        measure=measure,
         blocks=blocks,
         kv=kv,
         known=known,
@@ -262,12 +253,11 @@ def stale(
     skill: Skill,
     path: Path,
     *,
-    measured: bool = False,
     blocks: Blocks | None = None,
     kv: str | None = None,
 ) -> list[str]:
-    """Return reasons why the file is not this skill compiled for this workspace; empty if it is. `measured`: the
-    influence of fields is required. `blocks`, `kv`: required values; None for any."""
+    """Return reasons why the file is not this skill compiled for this workspace; empty if it is. `blocks`,
+    `kv`: required values; None for any."""
     if not path.exists():
         return [NEW]
     try:
@@ -298,7 +288,6 @@ def stale(
         identity=workspace.identity,
         context=workspace.left_context,
         prefix_only=prefix_only(workspace),
-        influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
         kv=kv,
     )
@@ -315,7 +304,6 @@ class Imported:
     reasons: tuple[str, ...] = ()  # why the text was compiled
     checked: int = 0  # tokens recomputed
     farthest: float = 0.0  # largest distance of their rows, relative to a row's length
-    dropped: bool = False  # the influence of fields was dropped: it was measured elsewhere
 
 
 def import_segment(
@@ -356,14 +344,12 @@ def import_segment(
         spans = (
             segment.fields if segment.media else field_spans(workspace.model, skill.text, skill.fields, segment.tokens)
         )
-        influence = segment.influence if trust else {}
         anonymous = replace(segment, source="", stamp=(), prefill=None, backend="")
-        imported = replace(anonymous, name=skill.name, fields=spans, influence=influence)
+        imported = replace(anonymous, name=skill.name, fields=spans)
         if check.unchecked:  # its state transitions
             imported = replace(imported, carry=None)
         write_segment(path, imported, writer=f"notes {notes_cli.__version__}")
-    dropped = bool(segment.influence) and not trust
-    return Imported(skill.name, path, len(segment), "rows", (), check.tokens, check.farthest, dropped)
+    return Imported(skill.name, path, len(segment), "rows", (), check.tokens, check.farthest)
 
 
 def differences(workspace: Workspace, segment: Segment) -> list[str]:

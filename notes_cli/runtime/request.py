@@ -36,14 +36,14 @@ def freeze_lists(of: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question and all options for its answer. None means the model's calibrated value, else the default. Raises
+    """One question and all options for its answer. None means the model's in config.yaml, else the default. Raises
     NotesError for an option of the wrong type, and for a negative number of tokens.
 
     Options:
     splice: Skills to splice: names of compiled skills, paths of segment files or texts, or Segments.
     errata: Corrections stated after the skills: `field=value` or free text, or a mapping of fields to values.
     fields: New values of fields, a mapping, applied by `method`.
-    method: Edit method for `fields`, a name or a Method; None: the calibrated one, "auto": chosen for the question.
+    method: Edit method for `fields`, a name or a Method.
     system: System text before the skills.
     think: Let the model reason before it answers; the reasoning is not part of the answer's text.
     max_think: Tokens of reasoning at most.
@@ -176,7 +176,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Effective settings of a request: explicit, else calibrated, else a safe default."""
+    """Effective settings of a request: explicit, else the model's, else a safe default."""
 
     think: bool
     wording: str
@@ -184,7 +184,6 @@ class Settings:
     seam: int
     method: Method | None = None  # None without new values
     why: str | None = None  # reason for the method, unless it was explicit
-    tried: int = 0  # tokens decoded to choose it, besides those of the prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Resolves a request once its skills are open: effective settings, constraint, global errata, and the prompt.
 
-Settings are explicit, else calibrated (library/profiles.py), else safe defaults. All requests use `resolve`: single
+Settings are explicit, else the model's in config.yaml, else safe defaults. All requests use `resolve`: single
 questions, batches, sessions, verification, and the server's notes API.
 """
 
@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal
+from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import (
     GrammarError,
     Help,
     NotesError,
     Notice,
-    OutdatedError,
-    Remedy,
     Say,
     SessionError,
     SkillError,
-    UnsupportedError,
 )
-from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.open_skills import open_segments
@@ -47,7 +42,6 @@ from notes_cli.text.erratum import (
     word,
 )
 from notes_cli.text.keys import listed
-from notes_cli.text.names import name_of
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -109,7 +103,7 @@ def resolve(
             fields, errata = as_new_values(request.errata, request.fields, segments)
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, callbacks.on_notice, had is not None, goes_on, stated)
+    settings = _settings(workspace, request, segments, callbacks.on_notice, goes_on, stated)
     prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
@@ -124,7 +118,7 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings) -
         request.system,
         settings.wording,
         fields=request.fields,
-        method=settings.method or Method(),
+        method=settings.method or ERRATUM,
         place=settings.place,
         shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
         decoded=_names_to_decode(request, segments),
@@ -227,31 +221,21 @@ def _settings(
     request: Request,
     segments: Sequence[Segment],
     say: Say,
-    session: bool,
     goes_on: bool,
     stated: bool,
 ) -> Settings:
-    """`session`: use the profile also without skills. `stated`: a new value comes from an erratum."""
+    """`stated`: a new value comes from an erratum."""
     if request.seam:
         _check_seam(request.seam, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
-    # Without skills the profile is not needed, and neither is the model's digest.
-    profile = defaults(workspace, think=think) if segments or session else UNMEASURED
-    if profile.note:
-        say(Notice(profile.note.what, profile.note.remedy, warning=True))
-    wording = request.wording or profile.wording or shipped_wordings().default
-    seam = profile.seam if request.seam is None else request.seam
-    notice = composition_warning(
-        profile.composition, [segment.name for segment in segments], _names_to_decode(request, segments), seam
-    )
-    if notice and not request.recompute and not think:  # measured without reasoning
-        say(notice)
-    method, why = (None, None) if goes_on else _method(workspace, request, segments, profile, think, stated)
-    if request.method not in (None, AUTO, ERRATUM) and request.errata and not request.fields and not goes_on:
+    default = defaults(workspace)
+    seam = default.seam if request.seam is None else request.seam
+    method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
+    if request.method not in (None, ERRATUM) and request.errata and not request.fields and not goes_on:
         say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
-    return Settings(think, wording, request.place or profile.place, seam, method, why)
+    return Settings(think, request.wording or default.wording, request.place or default.place, seam, method, why)
 
 
 def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
@@ -268,32 +252,29 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
 
 
 def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], profile: Defaults, think: bool, stated: bool
+    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
 ) -> tuple[Method | None, str | None]:
     """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
     erratum."""
     if not request.fields:
         return None, None
-    if request.method and request.method != AUTO:
-        if request.exact and not request.method.record.exact:
+    if request.method:
+        if request.exact and request.method.in_place:
             text = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
             raise NotesError(text, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
-    stated = stated and request.method != AUTO  # which may find that an erratum is not needed
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     prompt = Prompt(request.question, segments, fields=request.fields, think=think)
-    method, why = method_for(workspace, prompt, profile, stated=stated)
-    if request.exact and not method.record.exact:
+    method, why = method_for(workspace, prompt, stated=stated)
+    if request.exact and method.in_place:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
     return method, why
 
 
-def method_for(
-    workspace: Workspace, prompt: Prompt, profile: Defaults | None = None, *, stated: bool = False
-) -> tuple[Method, str]:
-    """Return the edit method for the prompt's values where none is given, and the reason. `profile`: the defaults of
-    the model, if they were read already. `stated`: it must append an erratum."""
+def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
+    """Return the edit method for the prompt's values where none is given, and the reason. `stated`: it must append an
+    erratum."""
     with_images = {segment.name for segment in prompt.segments if segment.media}
     corrected = {reference.skill for reference, _ in prompt.values}
     if corrected & with_images:
@@ -301,7 +282,7 @@ def method_for(
             return ERRATUM, f"{ERRATUM}: the skills that it corrects have images, and no rows of such skills are edited"
         stated = True
     changes = list(changes_of(workspace, prompt).values())
-    return choose(workspace, changes, profile, think=prompt.think, stated=stated)
+    return choose(workspace, changes, stated=stated)
 
 
 def _notify_fields(request: Request, skills: Sequence[Fielded], say: Say) -> None:
@@ -327,7 +308,7 @@ def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset
     return frozenset(names[name] for name in request.decode)
 
 
-# Settings by calibration.
+# Settings where the request names none.
 
 # Measured on tiny models (docs/findings.md).
 RUN_SEAM = 16  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
@@ -337,75 +318,31 @@ NEAR = 32  # with at most so many tokens after a change all are decoded, which i
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Values used where the user names none, and the reason."""
+    """Values used where the user names none, and the reason for the method."""
 
     method: Method
-    wording: str | None
+    wording: str
     seam: int
     place: str
     why: str
-    note: NotesError | None = None  # reason why an existing profile is not used
-    composition: Composition | None = None  # measurement of separately compiled skills in one prompt
-
-
-UNMEASURED = Defaults(
-    *(FIELD_ERRATUM, None, DEFAULT_SEAM, DEFAULT_PLACE),
-    f"{FIELD_ERRATUM}: the default for a model that calibrate has not measured",
-)
 
 
 def parse_method(name: Method | str | None) -> Method | None:
-    """Parse a method; None for the default. Raises NotesError for an unknown name."""
-    if not isinstance(name, str):
-        return name
-    return AUTO if name == str(AUTO) else Method.parse(name, also=(str(AUTO),))
+    """Return the method of that name; None for the default. Raises NotesError for an unknown name."""
+    return Method.parse(name) if isinstance(name, str) else name
 
 
-def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
-    """Return the defaults of the model's profile. `think`: for decisions after reasoning. Raises NotesError for a
-    damaged profile."""
-    profiles, cache = Profiles(workspace.paths.profiles), workspace.context.options.cache
-    try:
-        identity = workspace.identity
-        profile = profiles.find(identity, cache)
-        if profile:
-            check_names(profile, profiles.path(identity, cache))
-    except UnsupportedError:  # its K/V cannot be read, so nothing was measured
-        return UNMEASURED
-    except OutdatedError as error:
-        return replace(UNMEASURED, note=error)
-    if profile is None:
-        return UNMEASURED
-    way = "reasoned" if think else "direct"
-    method = Method.parse(profile.methods[way])
-    why = f"{profile.methods[way]}: {profile.verdicts[way]} (calibrate, {profile.created[:10]})"
-    return Defaults(method, profile.wording, profile.seam, profile.place, why, composition=profile.composition)
-
-
-def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
-    """Return the remedy that composes these skills in another way. `these`: measured with these skills, not with sample
-    ones of which the first had values and the second rules for them."""
-    kind, _, tokens = way.partition("@")
-    if kind == "reversed":
-        return Help.OTHER_ORDER(names=[*reversed(names)]) if these else Help.RULES_FIRST()
-    if kind == "seam":
-        return Help.LONGER_SEAM(tokens=int(tokens))
-    if kind == "together":
-        return Help.COMPILE_TOGETHER(names=names, name=name_of("-".join(names)))
-    return Help.DECODE(names=names[1:]) if kind == "suffix" else Help.DECODE_ALL()
-
-
-def composition_warning(
-    composition: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int
-) -> Notice | None:
-    """Return a warning if these skills are composed and that fails on this model; None if not, or if its remedy is
-    applied. `decoded`: skills that are not spliced."""
-    if composition is None or composition.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:
-        return None
-    if composition.repair.startswith("seam@") and seam >= int(composition.repair[len("seam@") :]):
-        return None
-    text = "on this model questions that need several skills fail where each was compiled apart (measured)"
-    return Notice(text, repair(composition.repair, names), warning=True)
+def defaults(workspace: Workspace) -> Defaults:
+    """Return the defaults of the model, by config.yaml, else safe ones. Raises NotesError for wrong values there."""
+    saved = workspace.configured
+    if "method" in saved:
+        method = Method.parse(saved["method"])
+        why = f"{method}: the default of this model in config.yaml"
+    else:
+        method, why = FIELD_ERRATUM, f"{FIELD_ERRATUM}: the default"
+    wording, seam = saved.get("wording", shipped_wordings().default), int(saved.get("seam", DEFAULT_SEAM))
+    word(Erratum("", "", ""), wording)  # raises for an unknown one
+    return Defaults(method, wording, seam, saved.get("place", DEFAULT_PLACE), why)
 
 
 def few_tokens_follow(change: Change) -> bool:
@@ -413,18 +350,11 @@ def few_tokens_follow(change: Change) -> bool:
     return len(change.tokens) - change.patches[0].first <= NEAR
 
 
-def choose(
-    workspace: Workspace,
-    changes: Sequence[Change],
-    default: Defaults | None = None,
-    *,
-    think: bool = False,
-    stated: bool = False,
-) -> tuple[Method, str]:
-    """Return a method that this model supports for these changes, and the reason. `default`: the model's defaults, if
-    they were read already. `stated`: an erratum was requested, so it must append one."""
-    default = default or defaults(workspace, think=think)
-    if stated and not default.method.record.appends_erratum:
+def choose(workspace: Workspace, changes: Sequence[Change], *, stated: bool = False) -> tuple[Method, str]:
+    """Return a method that this model supports for these changes, and the reason. `stated`: an erratum was requested,
+    so it must append one."""
+    default = defaults(workspace)
+    if stated and not default.method.appends_erratum:
         default = replace(default, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
     method, why = default.method, default.why
     if not stated and changes and all(few_tokens_follow(change) for change in changes):
@@ -432,18 +362,6 @@ def choose(
     reason = refusal(workspace.context, method, changes=changes)
     if reason is None:
         return method, why
-    if default.method.record.edits_rows and refusal(workspace.context, default.method, changes=changes) is None:
+    if default.method.edits_rows and refusal(workspace.context, default.method, changes=changes) is None:
         return default.method, default.why
     return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"
-
-
-def check_names(profile: Profile, path: Path) -> None:
-    """Raise NotesError for an unknown method or wording: the profile is another version's, or damaged."""
-    for way, name in profile.methods.items():
-        try:
-            Method.parse(name)
-        except NotesError as error:
-            raise damaged(path, f"methods.{way}", name, "an edit method") from error
-    forms = list(shipped_wordings().forms)
-    if profile.wording not in forms:
-        raise damaged(path, "wording", profile.wording, " or ".join(forms))

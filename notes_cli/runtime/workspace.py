@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.config import Paths
+from notes_cli.config import Paths, load_config, model_defaults
 from notes_cli.config import paths as default_paths
 from notes_cli.engine import devices, limits
 from notes_cli.engine.context import Context
@@ -31,9 +31,8 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import ContextLengthError, EngineError, Help, ModelError, NotesError, Remedy, SegmentError
+from notes_cli.errors import ContextLengthError, EngineError, Help, ModelError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
-from notes_cli.library.profiles import Profiles
 from notes_cli.library.safe_files import Memory, file_sha256
 from notes_cli.library.store import Library, Store, check_name
 from notes_cli.runtime.naming import library as own_library
@@ -93,7 +92,7 @@ class Workspace(AbstractContextManager["Workspace"]):
             gpu_layers, rpc: As for Model.
             projector: The file of the vision encoder (mmproj).
             image_tokens: Minimum and maximum tokens per image, where the projector leaves that open.
-            carry: Carry recurrent state through skills; None: if calibration found that it works for this model.
+            carry: Carry recurrent state through skills; None: as config.yaml has it for this model.
             chat_template: The Jinja text of a chat template in place of the model's.
             hashing: Called with (bytes done, total) while a model's file is hashed, once per file.
             loading: Called with the loaded fraction, 0 to 1.
@@ -113,7 +112,6 @@ class Workspace(AbstractContextManager["Workspace"]):
             paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check)
         )
         self._carry, self._hashing, self._log = carry, hashing, log
-        self._measured: dict[str, bool] = {}  # key of a profile -> whether it allows carrying state
         self._weights: str | None = None
         self._lock = os.getpid(), threading.RLock()
         self._fixed_size, self._beyond_trained = fixed_size, beyond_trained
@@ -373,32 +371,18 @@ class Workspace(AbstractContextManager["Workspace"]):
             turned = self._rotations.get(self._rotation_key(identity))
             context.unmovable = None if turned is None or turned.right else turned.reason
             if self.model.recurrent:
-                context.carries = self._carries(identity)
+                context.carries = self.configured.get("carry") == "true" if self._carry is None else self._carry
         return identity
 
-    def _carries(self, identity: Identity) -> bool:
-        """True if state may be carried through skills: as configured, else as measured."""
-        if self._carry is not None:
-            return self._carry
-        cache = self.context.options.cache
-        key = f"{identity.key} {cache}"
-        if key not in self._measured:
-            self._measured[key] = False
-            with suppress(NotesError):  # an unusable profile is reported where it is used
-                profile = Profiles(self.paths.profiles).find(identity, cache)
-                self._measured[key] = profile is not None and profile.carries
-        return self._measured[key]
+    @property
+    def name(self) -> str:
+        """Name and quantization of the model, for display and in config.yaml."""
+        return f"{self.model.name} {self.model.quantization}"
 
-    @contextmanager
-    def with_carry(self, carry: bool) -> Iterator[None]:
-        """Turn carrying of state on or off during the block, to measure it."""
-        before, self._carry = self._carry, carry
-        try:
-            self.refresh_capabilities()
-            yield
-        finally:
-            self._carry = before
-            self.refresh_capabilities()
+    @cached_property
+    def configured(self) -> dict[str, str]:
+        """The defaults of this model in config.yaml, by setting. Raises NotesError for an invalid file."""
+        return model_defaults(load_config(self.paths.config), self.name)
 
     def measure_rotation(self) -> None:
         """Check once per identity that keys rotate as expected; if not, K/V will not be moved."""
@@ -517,10 +501,9 @@ class Workspace(AbstractContextManager["Workspace"]):
                 self.compile_again(segment.name),
             )
 
-    def compile_again(self, name: str, more: Mapping[str, object] | None = None) -> Remedy:
-        """Return the remedy to compile a skill for this model with its present options, from the segment's text.
-        `more`: other arguments of compile_skill."""
-        options = {**self._compile_options(), **(more or {})}
+    def compile_again(self, name: str) -> Remedy:
+        """Return the remedy to compile a skill for this model with its present options, from the segment's text."""
+        options = self._compile_options()
         return Help.COMPILE_AGAIN(name=self._words.get(name, name), model=self.model.path, options=options)
 
     def compile_edited(self, name: str) -> Remedy:
@@ -536,12 +519,6 @@ class Workspace(AbstractContextManager["Workspace"]):
             name: getattr(current, name) for name in _COMPILED if getattr(current, name) != getattr(defaults, name)
         }
         return {**options, **({"beyond_trained": True} if self._beyond_trained else {})}
-
-    def advise(self, error: NotesError) -> None:
-        """Complete a remedy to compile a skill differently with this model and its options."""
-        if error.remedy and error.remedy.help is Help.COMPILE_OTHERWISE:
-            values = error.remedy.values
-            error.remedy = self.compile_again(values["name"], values["options"])
 
 
 def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:

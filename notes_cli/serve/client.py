@@ -42,7 +42,7 @@ class Server:
     token: str  # a key for processes of its user
     files: list[list[int]]  # stamps of the model's files (engine/header.py) when it was loaded
     context: dict[str, Any]  # parameters of its contexts
-    folders: list[str]  # library, sessions, profiles
+    folders: list[str]  # library, sessions, config.yaml
     pid: int
     machine: str = field(default_factory=socket.gethostname)
     version: str = __version__

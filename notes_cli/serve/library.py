@@ -83,8 +83,7 @@ def _parse(scheduler: DecodeThread, data: Any) -> tuple[Skill, int, dict[str, An
     """Return the skill, its cells, options of its compile, and warnings. Raises Refused, SkillError."""
     reader = Reader(data)
     name, text = reader.text("name"), reader.text("text")
-    force, influence = reader.flag("force"), reader.flag("influence")
-    blocks, kv = reader.any("blocks"), reader.any("kv")
+    force, blocks, kv = reader.flag("force"), reader.any("blocks"), reader.any("kv")
     if reader.any("path") is not None:
         raise Refused(400, "path is not supported: send the text", param="path")
     reader.end()
@@ -103,7 +102,7 @@ def _parse(scheduler: DecodeThread, data: Any) -> tuple[Skill, int, dict[str, An
         cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
         raise _text_refusal(error) from error
-    return skill, cells, {"blocks": wanted, "kv": kv or "f16", "force": force, "measure": influence}, warnings
+    return skill, cells, {"blocks": wanted, "kv": kv or "f16", "force": force}, warnings
 
 
 async def compile_events(scheduler: DecodeThread, data: Any, size: int) -> AsyncGenerator[bytes, None]:
@@ -142,8 +141,7 @@ async def _compile_text(scheduler: DecodeThread, data: Any, size: int, on_progre
         return update
 
     def compile_skill() -> Compiled:
-        measure = step("measuring influence") if options["measure"] else None
-        how = {**options, "measure": measure, "progress": step("compiling"), "wait": 0}
+        how = {**options, "progress": step("compiling"), "wait": 0}
         with scheduler.budget.reserving(cells):
             return compile_to_library(workspace, skill, say=lambda notice: notices.append(str(notice)), **how)
 

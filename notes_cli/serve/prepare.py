@@ -28,8 +28,8 @@ from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, rendered, rendered_with_tools
 from notes_cli.runtime.request import UNLIMITED, Callbacks, Request
-from notes_cli.runtime.resolve import UNMEASURED, check_usable, choose, defaults, requests_reasoning, with_unique_names
 from notes_cli.runtime.resolve import Prepared as PreparedAsk
+from notes_cli.runtime.resolve import check_usable, choose, defaults, requests_reasoning, with_unique_names
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import (
@@ -276,7 +276,7 @@ def _prepare_chat(
             if message.role in roles:
                 messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, cache.open))
     messages = [_with_images(state, request, message, skills, dry=dry) for message in messages]
-    settings = defaults(workspace, think=think) if skills else UNMEASURED
+    settings = defaults(workspace)
     question = _question(messages)
     global_errata = state.errata.all() if state.errata and skills else ()
     answered_by_calls = any(message.role == "assistant" for message in messages[question:])
@@ -288,8 +288,8 @@ def _prepare_chat(
     now = place({name for name, segment in skills.items() if name not in in_messages and not segment.media})
     prompt = Prompt("", list(skills.values()), think=think, fields=_fields(now), method=FIELD)
     if now.in_place and (earlier is None or now.in_place != earlier.in_place):
-        chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), think=think, stated=True)
-        if request.notes.exact or not chosen.record.edits_rows:
+        chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), stated=True)
+        if request.notes.exact or not chosen.edits_rows:
             now = place()
             prompt = replace(prompt, fields=_fields(now))
     messages = [_with_errata(message, number, now) for number, message in enumerate(messages)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from notes_cli.editing.methods import (
-    AUTO,
     ERRATUM,
     FIELD,
     FIELD_ERRATUM,
@@ -18,19 +17,16 @@ from notes_cli.editing.methods import (
     SUFFIX,
     Change,
     Method,
-    Prepared,
     amend,
     change,
     check,
     decode_from,
     free_cells,
     instead,
-    prepare,
-    record_of,
     refusal,
     same,
 )
-from notes_cli.engine.positions import Patch, Range, align, merge_ranges
+from notes_cli.engine.positions import Patch, Range, merge_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
@@ -107,21 +103,13 @@ def spans(numbers: Sequence[int]) -> str:
 def from_segment(segment: Segment, changed: Change | None, sequence: KVSequence) -> SkillText:
     """Return the ledger entry of a skill just added to the sequence, with its new values."""
     position = next(p.position for p in sequence.pieces if p.kind == "splice" and p.name == segment.name)
-    influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
-    skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
+    skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields)
     return amended(skill, changed) if changed else skill
 
 
 def amended(skill: SkillText, changed: Change) -> SkillText:
-    """Return the skill with its new values. The influence of replaced tokens is unknown, hence 0."""
-    influence = {}
-    for name, row in skill.influence.items():
-        moved = [0.0] * len(changed.tokens)
-        for part in align(changed.patches, len(row)):
-            if not part.patch:
-                moved[slice(*part.after)] = row[slice(*part.before)]
-        influence[name] = moved
-    return SkillText(skill.name, skill.position, changed.text, len(changed.tokens), changed.spans, influence)
+    """Return the skill with its new values."""
+    return SkillText(skill.name, skill.position, changed.text, len(changed.tokens), changed.spans)
 
 
 def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
@@ -134,11 +122,7 @@ def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
             f"the ledger of session {name} is damaged: {skill.name} is not at its position", Help.UNDO(name=name)
         )
     tokens, context = (np.array(kv.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
-    influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
-    return Segment(
-        *(skill.name, "", skill.text, tokens, first, context, skill.fields, kv.workspace.identity, ()),
-        influence=influence,
-    )
+    return Segment(skill.name, "", skill.text, tokens, first, context, skill.fields, kv.workspace.identity, ())
 
 
 # Edits in place that may move K/V, by cache type: each rotates the keys, which rounds them to the type once more (error
@@ -174,7 +158,6 @@ class Compacted:
 
 
 MEMORY_METHODS = FIELD_ERRATUM, FIELD, ERRATUM  # for a memory, of which each turn places a new copy
-_UNPREPARED = Prepared()
 
 
 class _Changed(NamedTuple):
@@ -227,20 +210,20 @@ class Editor:
             how = self._in_place_method(key)
             if not how:
                 raise SkillError(f"{key} is {value} already. Nothing was changed")
-            if not (method and (method.record.appends_erratum or method.record.reaches_end)):
+            if not (method and (method.appends_erratum or method.reaches_end)):
                 message = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
                 raise SkillError(message, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
-        if method and not method.record.in_session:
-            known = ", ".join(record.name for record in METHODS.values() if record.in_session)
+        if method and not method.in_session:
+            known = ", ".join(method.name for method in METHODS.values() if method.in_session)
             raise NotesError(f"the edit method {method.name} is not for a session", f"Choose among {known}")
         return value
 
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
-        """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
+        """Set a field, by default with the method of the model. Raises NotesError if that is not possible."""
         value, target = self.check(name, value, method), self._reference(name)
         if self._state.memory and target.skill == self._state.memory.name:
             return self._edit_memory(target, value, method)
-        if method is not None and method != AUTO:
+        if method is not None:
             return self._edit(target, value, method, "")
         method, chosen = self._choose_method(target, value)
         try:
@@ -251,7 +234,7 @@ class Editor:
     def _edit_memory(self, target: Reference, value: str, method: Method | None) -> Edited:
         """Edit a field of the memory: the next turn places a new copy with the value. Raises UnsupportedError for a
         method that would compute what that turn moves or drops."""
-        named = FIELD_ERRATUM if method is None or method == AUTO else method
+        named = method or FIELD_ERRATUM
         if named not in MEMORY_METHODS:
             message = f"{target.skill} is the memory of session {self._kv.stored.name}, not to be edited by {named}"
             raise UnsupportedError(message, Help.OTHER_METHOD(method=" or ".join(map(str, MEMORY_METHODS))))
@@ -287,8 +270,8 @@ class Editor:
         known = self._state.known
         for entry in reversed(self._state.entries):
             if entry.kind in ("erratum", "edit") and key in keys_of(known, entry.name):
-                record = record_of(entry.how) if entry.kind == "edit" else None
-                return entry.how if record and record.in_place and not record.appends_erratum else ""
+                method = METHODS.get(entry.how) if entry.kind == "edit" else None
+                return entry.how if method and method.in_place and not method.appends_erratum else ""
         return ""
 
     def _has_image(self, skill: SkillText) -> bool:
@@ -302,28 +285,27 @@ class Editor:
         changed, default = self._change(target, value), defaults(self._workspace)
         if changed is None:
             return ERRATUM, f"{ERRATUM}: the text has {target.key}={value} already, and an erratum gives another value"
-        if target.key in self._state.stated and not default.method.record.appends_erratum:
+        if target.key in self._state.stated and not default.method.appends_erratum:
             return FIELD_ERRATUM, f"{FIELD_ERRATUM}: an earlier erratum of {target.key} follows the text"
         following = len(self._state.tokens) - changed.patches[0].first
         if following <= NEAR and target.key not in self._state.stated and not self._workspace.model.recurrent:
             return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
-        if default.method.record.reaches_end:
+        if default.method.reaches_end:
             return SUFFIX, default.why
-        if not default.method.record.in_session:
+        if not default.method.in_session:
             return ERRATUM, f"{default.why}; {ERRATUM} instead: it is not for a session"
         return default.method, default.why
 
     def _edit(self, target: Reference, value: str, method: Method, chosen: str) -> Edited:
-        record = method.record
-        if record.edits_rows and self._has_image(self._skill(target)):
+        if method.edits_rows and self._has_image(self._skill(target)):
             message = f"{target.skill} has an image, and its fields cannot be edited by {method.name}"
             raise UnsupportedError(message, Help.OTHER_METHOD(method=ERRATUM))
-        changed = self._change(target, value, again=record.reaches_end) if record.edits_rows else None
-        if record.edits_rows and not record.appends_erratum and not changed:
+        changed = self._change(target, value, again=method.reaches_end) if method.edits_rows else None
+        if method.edits_rows and not method.appends_erratum and not changed:
             message = f"the text has {target.key}={value} already, and an erratum gives another value"
             raise SkillError(message, Help.OTHER_METHOD(method=ERRATUM))
-        places, prepared = self._amend(changed, method) if changed else ((), _UNPREPARED)
-        return self._commit(target, value, method, chosen, changed, places, prepared)
+        places = self._amend(changed, method) if changed else ()
+        return self._commit(target, value, method, chosen, changed, places)
 
     def queue(self, name: str, value: str) -> Edited:
         """Set a field by an erratum and, where the default method does, in place: both with the next turn
@@ -335,7 +317,7 @@ class Editor:
     @property
     def edits_in_place(self) -> bool:
         """True if the default for this model computes the K/V of new values in place."""
-        edits = defaults(self._workspace).method.record.edits_rows
+        edits = defaults(self._workspace).method.edits_rows
         return edits and refusal(self._workspace.context, FIELD_ERRATUM, session=True) is None
 
     def _commit(
@@ -346,16 +328,12 @@ class Editor:
         chosen: str,
         changed: _Changed | None = None,
         places: Sequence[Range] = (),
-        prepared: Prepared = _UNPREPARED,
     ) -> Edited:
         """Write an edit to the ledger."""
-        record = method.record
         origin = Origin(
             rewritten=_count(places),
-            passed=prepared.passed,
-            selected=method.name if prepared.passed else "",
-            erratum=record.appends_erratum,
-            contradicted=not record.appends_erratum and target.key in self._state.stated and not self._can_cut(),
+            erratum=method.appends_erratum,
+            contradicted=not method.appends_erratum and target.key in self._state.stated and not self._can_cut(),
         )
         line = {
             "op": "edit",
@@ -364,34 +342,26 @@ class Editor:
             "method": str(method),
             "read_at": self._read_at or now(),
             **as_line(origin),
-            "pending": erratum_text(self._kv, target, value) if record.appends_erratum else "",
+            "pending": erratum_text(self._kv, target, value) if method.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),
             "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
         }
         self._kv.commit(line, places)
         return Edited(target.key, value, str(method), chosen, origin)
 
-    def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
-        """Apply the change to the sequence. Returns the positions whose K/V changed, and the preparation."""
-        segment, changes, selects = changed.segment, changed.change, method.record.selects
-        if self._state.images and selects and selects.needs_pass(segment):
-            message = f"the edit method {method} goes over rows by where they are, and the session has images"
-            raise UnsupportedError(message, instead(session=True))
+    def _amend(self, changed: _Changed, method: Method) -> Sequence[Range]:
+        """Apply the change to the sequence. Returns the positions whose K/V changed."""
+        segment, changes = changed.segment, changed.change
         check(self._workspace.context, method, session=True)
-        if method.record.in_place and any(patch.grows for patch in changes.patches):
+        if method.in_place and any(patch.grows for patch in changes.patches):
             check_moves(self._kv, f"the edit method {method} is not possible", instead(session=True))
         grown = max(0, len(changes.tokens) - len(segment))
         cells = len(self._state.tokens) + grown + free_cells(segment, changes, method)
         self._workspace.make_room(cells, held=self._kv.loaded)
-        if selects and selects.needs_pass(segment):
-            kept, base = self._kv.sequence, segment.base
-            rows, _ = kept.read(base, base + len(segment), kept.context.lossless_type)
-            segment = replace(segment, layers=rows)
-        prepared = prepare(self._workspace.scratch, segment, changes, method, session=True)
         with self._kv.changing() as sequence:
-            places = amend(sequence, segment, changes, method, prepared)
+            places = amend(sequence, segment, changes, method)
             sequence.flush()
-        return places, prepared
+        return places
 
     def correction(
         self, values: Iterable[tuple[Reference, str]], stated: Iterable[str], *, memory: bool = False
@@ -417,8 +387,8 @@ class Editor:
         known = self._state.known
         edits = (entry for entry in reversed(self._state.entries) if entry.kind == "edit")
         last = next((entry for entry in edits if key in keys_of(known, entry.name)), None)
-        record = record_of(last.how) if last else None
-        return record is not None and record.edits_rows
+        method = METHODS.get(last.how) if last else None
+        return method is not None and method.edits_rows
 
     def _changes(self, values: Iterable[tuple[Reference, str]]) -> list[_Changed]:
         """Return the changes in place that new values make in the skills, by position; none if not possible."""
@@ -502,8 +472,8 @@ def moves(line: Line) -> int:
     """Return how often a line moved K/V in place: by an edit that changed the number of tokens, or by cuts."""
     if line["op"] == "forget":
         return number_of(line, "moves")
-    record = record_of(line["method"]) if line["op"] == "edit" else None
-    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: a method of another version
+    method = METHODS.get(line["method"]) if line["op"] == "edit" else None
+    in_place = line["op"] == "edit" and (method is None or method.in_place)  # None: a method of another version
     in_place = in_place or (line["op"] == "turn" and "patches" in line)
     if not in_place:
         return 0

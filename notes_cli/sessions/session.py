@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Change, Method, Prepared, amend, change, refusal
+from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import changed_ranges, images_of
 from notes_cli.engine.segment import Segment
@@ -157,8 +157,7 @@ class Session(AbstractContextManager["Session"]):
             )
             if self._errata:
                 in_place = self._correction.skills or self._compiled
-                method = None if request.method == AUTO else request.method
-                method = method or (FIELD_ERRATUM if in_place else ERRATUM)
+                method = request.method or (FIELD_ERRATUM if in_place else ERRATUM)
                 draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
@@ -251,7 +250,7 @@ class Session(AbstractContextManager["Session"]):
 
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
         """Begin the first turn with its prompt assembled in this sequence."""
-        changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
+        changes = changes_of(self.workspace, prompt) if prompt.method.edits_rows else {}
         self._kv.hold(sequence)
         self._question, self._system, self._since = prompt.question, prompt.system or "", self._kv.changes
         errata = [*prompt.method_errata, *prompt.errata]
@@ -308,9 +307,7 @@ class Session(AbstractContextManager["Session"]):
         names = iter([*pending, *(erratum.key for erratum in latest)])
         texts = [*pending.values(), *(word(erratum, wording) for erratum in latest)]
         editor = Editor(self._kv)
-        in_place = self._errata and (
-            editor.edits_in_place if method is None or method == AUTO else method.record.edits_rows
-        )
+        in_place = self._errata and (editor.edits_in_place if method is None else method.edits_rows)
         values = [(known.find(key)[0], value) for key, value in self._errata.items()]
         earlier = [(reference, value) for reference, value in values if reference.skill not in skills]
         had = self.state.known
@@ -339,7 +336,7 @@ class Session(AbstractContextManager["Session"]):
         place = SegmentPlacer(seam, strict=strict or memory is not None, encode_images=self.workspace.encode_images)
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.name in changes:
-                amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, Prepared(), place)
+                amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, place)
             elif chunk.kind == "splice":
                 place(sequence, skills[chunk.name])
             else:

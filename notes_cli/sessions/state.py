@@ -81,8 +81,6 @@ class Origin:
     moved: int = 0
     rewritten: int = 0  # of an edit: KV entries that it computed
     blocks: int = 0
-    passed: int = 0
-    selected: str = ""
     kept: str = ""
     nbytes: int = 0
     erratum: bool = False  # of an edit: it adds an erratum before the next question
@@ -93,7 +91,7 @@ class Origin:
         return cls(**{key: getattr(piece, key) for key in ("reason", *_TEXTS, *_NUMBERS)})
 
 
-_TEXTS, _NUMBERS = ("detail", "selected", "kept"), ("moved", "rewritten", "blocks", "passed", "nbytes")
+_TEXTS, _NUMBERS = ("detail", "kept"), ("moved", "rewritten", "blocks", "nbytes")
 
 
 def as_line(origin: Origin) -> Line:
@@ -162,7 +160,6 @@ class SkillText:
     text: str
     tokens: int
     fields: tuple[FieldSpan, ...]
-    influence: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, data: Line) -> SkillText:
@@ -176,9 +173,6 @@ class SkillText:
         inside = all(span.first < span.last <= skill.tokens for span in spans)
         if not inside or any(skill.text[span.start : span.end] != span.value for span in spans):
             raise ValueError("fields")
-        for row in skill.influence.values():
-            if len(row) != skill.tokens or not all(type(value) in (int, float) for value in row):
-                raise ValueError("influence")
         return skill
 
 

@@ -19,7 +19,6 @@ from bench.faults.frame import ACCEPTED, BAD, REFUSED, Failed, Kind, Row, run
 from bench.faults.jobs import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container
-from notes_cli.library import profiles as kept
 from notes_cli.runtime import check_rows, token_runs
 from notes_cli.sessions import archive, state
 from notes_cli.sessions.state import FORMAT, serialize
@@ -203,8 +202,8 @@ def test_disk(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -
     """Status 0 though nothing could be written."""
     monkeypatch.setattr(disk, "SIZES", [])
     monkeypatch.setattr(disk, "mounted", lambda *_: False)
-    judge = disk.Disk(1, make_jobs("profile"))
+    judge = disk.Disk(1, make_jobs("defaults"))
     assert outcomes(judge, judge.cases) == {"accepted", "refused"}
-    monkeypatch.setattr(kept, "replacing", silent)
-    judge = disk.Disk(1, make_jobs("profile"))
+    monkeypatch.setattr("notes_cli.library.safe_files.replacing", silent)
+    judge = disk.Disk(1, make_jobs("defaults"))
     assert outcomes(judge, judge.cases, "wrong").intersection(BAD)

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from notes_cli.cli import run
-from notes_cli.library.profiles import Measured, Profile, Profiles
 
 from ..limits import unprivileged_here
 
@@ -172,19 +171,6 @@ def compiled(notes: Notes, skill: Path) -> Path:
     outcome = notes("compile", skill)
     assert outcome.code == 0, outcome.err
     return Path(outcome.out.strip())
-
-
-def saved(notes: Notes) -> str:
-    """A profile of the tiny model, as `notes calibrate` would have written it; its name."""
-    from notes_cli.engine.limits import ContextOptions
-    from notes_cli.runtime.workspace import Workspace
-
-    path = Path(os.environ["NOTES_MODEL"])
-    with Workspace(path, ContextOptions(n_ctx=256, n_threads=1)) as workspace:
-        measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]
-        counts, ways = {"direct": 40, "reasoned": 36}, {"direct": "field", "reasoned": "erratum"}
-        profile = Profile(workspace.identity, "f16/f16", 40, counts, ways, "now", 1, "early", measured)
-        return Profiles(workspace.paths.profiles).save(profile, "notes 0").stem
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.runtime import generate
 from notes_cli.runtime.workspace import Workspace
 
@@ -40,42 +38,49 @@ def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
     assert both["tokens"]["total"] > notes("ask", "Why?", "-n", 8, "--json").json["tokens"]["total"]
 
 
-def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
+def test_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
     """--explain and --json show the method chosen for --field and the reason; an explicit method has none."""
     ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
     line = notes(*ask, "--explain").out.splitlines()[-1]
-    assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
+    assert line == "method field+erratum: the default"
     for extra in ((), ("--explain",)):
         found = notes(*ask, "--json", *extra).json
         assert (found["method"], found["wording"], found["seam"]) == ("field+erratum", "now", 1)
         assert found["method_why"] == line.removeprefix("method ")
-    auto = notes(*ask, "--method", "auto", "--json").json
-    assert auto["method"] in ("field", "field+erratum") and auto["method_tokens"] > 0 == found["method_tokens"]
-    named = notes(*ask, "--method", "selective@4", "--json").json
-    assert (named["method"], named["method_why"]) == ("selective@4", None)
+    named = notes(*ask, "--method", "field", "--json").json
+    assert (named["method"], named["method_why"]) == ("field", None)
     full = notes(*ask, "--recompute", "--json").json
     assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
     assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
 
 
-def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
-    """Method, wording, seam and place of the profile hold where the user names none, and not where he does."""
-    with Workspace(model, ContextOptions(n_ctx=4096)) as workspace:
-        ways = {"direct": "recompute", "reasoned": "field"}
-        identity = workspace.identity
-        profile = Profile(identity, "f16/f16", 9, {"direct": 9, "reasoned": 9}, ways, "line", 3, "late", ())
-        profile = replace(profile, verdicts=dict.fromkeys(ways, "right in 9 of 9"))
-        Profiles(workspace.paths.profiles).save(profile, "test")
+def test_the_defaults_of_the_model_hold(notes: Notes, compiled: Path, model: Path, home: Path) -> None:
+    """Method, wording, seam and place of config.yaml hold where the user names none; another model has its own."""
+    with Workspace(model, ContextOptions(n_ctx=256)) as workspace:
+        name = workspace.name
+    (home / "config.yaml").write_text(
+        f"defaults:\n  {name}: {{method: recompute, wording: line, seam: 3, place: late}}\n  other Q8_0: {{seam: 9}}\n"
+    )
     ask = ("ask", "Why?", "--splice", "returns", "-s", "Be kind.", "--field", "date=2026-07-01", "-n", 1, "--json")
     found = notes(*ask).json
     assert (found["method"], found["wording"], found["seam"], found["place"]) == ("recompute", "line", 3, "late")
-    assert "recompute: right in 9 of 9 (calibrate, " in found["method_why"] and found["tokens"]["spliced"] == 0
-    assert notes(*ask, "--think", "--max-think", 1).json["method"] == "field"  # each way of deciding has its own
+    assert "recompute: the default of this model in config.yaml" in found["method_why"]
+    assert found["tokens"]["spliced"] == 0
     said = notes(*ask[:6], "--erratum", "date=2026-07-01", "--json", "-n", 1).json
     assert (said["tokens"]["seam"], said["tokens"]["erratum"]) == (3, len("\n\nCorrection. date: 2026-07-01"))
     assert said["method"] == "field+erratum" and "an erratum was asked for" in said["method_why"]
     mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json
     assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
+    for wrong, message in (
+        ("method: magic", "no edit method 'magic'"),
+        ("seam: -1", f"seam of {name} in config.yaml is '-1'"),
+        ("place: nowhere", f"place of {name} in config.yaml is 'nowhere'"),
+        ("wording: loud", "loud"),
+        ("temperature: 1", f"{name} in config.yaml has 'temperature', there is method"),
+    ):
+        (home / "config.yaml").write_text(f"defaults:\n  {name}:\n    {wrong}\n")
+        outcome = notes(*ask[:-1])
+        assert outcome.code and message in outcome.err, outcome.err
 
 
 def test_choices(notes: Notes, compiled: Path) -> None:

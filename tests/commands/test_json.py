@@ -10,7 +10,7 @@ import pytest
 from samples import SAMPLES
 
 from .. import stores
-from .conftest import Notes, saved
+from .conftest import Notes
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
 TYPES = {
@@ -111,26 +111,14 @@ COMMANDS = (
     ("init --json", "init {folder}/samples --json"),
     ("paths --json", "paths --json"),
     ("config show --json", "config show --json"),
-    ("calibrate --json", "calibrate --cases {folder}/mine.yaml --only --json"),
-    ("profile ls --json", "profile ls --json"),
-    ("calibrate --json", "profile show {profile} --json"),
-    ("profile rm --json", "profile rm {profile} --json"),
 )
 
 
-def test_keys_are_those_of_the_document(
-    notes: Notes, model: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_those_of_the_document(notes: Notes, model: Path, compiled: Path, tmp_path: Path) -> None:
     """Exactly the documented keys, each of the documented type."""
-    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 4)
     stores.hub(Path.home() / ".cache" / "huggingface" / "hub", "me/mine", {"mine-Q8_0.gguf": model})
-    (tmp_path / "mine.yaml").write_text(
-        "cases: [{text: 'tier: b', question: 'Why?', choices: [a, b], field: tier, value: c, right: [a, b]}]"
-    )
     places = {"folder": tmp_path, "samples": SAMPLES}
     for section, line in COMMANDS:
-        if line.startswith("profile"):
-            places["profile"] = saved(notes)
         if section.startswith("fsck"):
             compiled.chmod(0o644)
         outcome = notes(*line.format(**places).split())
@@ -174,7 +162,7 @@ def test_a_failure_is_reported_once(notes: Notes) -> None:
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
     """version, server, tokens without the answer's, settings and pieces; nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
-    settled = {"method", "method_why", "method_tokens", "place", "seam", "wording"}
+    settled = {"method", "method_why", "place", "seam", "wording"}
     assert found.keys() == {"version", "server", "tokens", "pieces", *settled}
     known = {key for key in documented("ask --json") if key.startswith("tokens.")}
     assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer", "tokens.reasoning"}

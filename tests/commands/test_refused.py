@@ -102,7 +102,6 @@ SHAPES: list[tuple[object, ...]] = [
     ("--erratum", "date=2026-07-01", "--erratum", "The shop is closed on all days of this year. " * 9),
     ("--field", "two.date=2026-07-01", "--method", "field"),
     ("--field", "tier=basic", "--method", "field+erratum"),
-    ("--field", "tier=basic", "--method", "selective@64"),
     ("--field", "tier=basic", "--method", "suffix"),
     ("--field", "tier=basic", "--method", "recompute"),
     ("-s", "Be kind. " * 40),
@@ -179,7 +178,7 @@ def test_beyond_the_trained_context(notes: Notes, short: Path, skill: Path, manu
     before = kept(home)
     long = "Why? " * 120
     for arguments in (
-        ("compile", manual, "--influence"),
+        ("compile", manual),
         ("compile", manual, "--blocks", 4),
         ("ask", "Why?", "--splice", manual),
         ("ask", long, "--splice", "returns", "--explain"),

@@ -1,4 +1,4 @@
-"""Workspaces with a cache of any type, and skills compiled in them with the influence of their fields."""
+"""Workspaces with a cache of any type, and skills to compile in them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 
 from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.engine.segment import Segment
-from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -51,8 +49,3 @@ def skill_of(text: str, **values: str) -> Skill:
     """Parse a skill from a text with placeholders."""
     fields = "".join(f"  {name}: {value}\n" for name, value in values.items())
     return parse_skill(f"---\nname: s\nfields:\n{fields}---\n{text}", source="s", default="s")
-
-
-def measured(workspace: Workspace, skill: Skill) -> Segment:
-    """Compile the skill with the influence of its fields."""
-    return compile_skill(workspace, skill, measure=lambda done, of: None)

@@ -1,4 +1,4 @@
-"""A method is a record: a new one works in prompts and in sessions, and no other code depends on its name."""
+"""A new method in the registry works in prompts and in sessions, and no other code depends on its name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ import notes_cli
 from notes_cli.config import paths
 from notes_cli.editing.methods import (
     METHODS,
-    RECOMPUTE,
-    Cost,
-    Edit,
-    Edits,
+    Change,
     Method,
-    Record,
-    calibrated,
-    record_of,
+    Placer,
+    in_place,
 )
-from notes_cli.engine.positions import Range, changed_ranges
+from notes_cli.engine.positions import Range
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import NotesError
-from notes_cli.measure.calibrate import CLASSES, SAFEST
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
@@ -43,17 +37,12 @@ from .conftest import OpenWorkspace
 NEW = {"date": "2026-07-01"}
 
 
-def field_and_last(edit: Edit) -> Sequence[Range]:
+def field_and_last(sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None) -> Sequence[Range]:
     """A new edit operation: the field in place, and the last token of the skill."""
-    start, length = edit.place(), len(edit.sequence)
-    patches, last = [patch.offset(start) for patch in edit.change.patches], [start + len(edit.segment) - 1]
-    edit.sequence.replace(patches, last)
-    return changed_ranges(patches, length, last)
+    return in_place(sequence, segment, change, placer, [len(segment) - 1])
 
 
-TOY = Record(
-    *("toy", Edits.SELECTED, field_and_last, Cost.FEW), needs=("rewrite",), session_needs=("rewrite",), safety=9
-)
+TOY = Method("toy", field_and_last, in_place=True, needs_rewrite=True)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +85,7 @@ def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system
     changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
     assert start + len(segment) - 1 in changed <= expected(segment, start)
     assert sum(piece.rewritten for piece in edited.pieces) == len(expected(segment, start))
-    assert assemble(workspace, replace(prompt, method=Method("toy")), dry=True).pieces == edited.pieces
+    assert assemble(workspace, replace(prompt, method=Method.parse("toy")), dry=True).pieces == edited.pieces
 
 
 def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> None:
@@ -107,7 +96,7 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
         session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
         before, (skill,) = rows(session.sequence), session.state.skills
-        done = session.edit("date", NEW["date"], Method("toy"))
+        done = session.edit("date", NEW["date"], Method.parse("toy"))
         after = rows(session.sequence)
         changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
         places = expected(segment, skill.position)
@@ -118,21 +107,6 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
         assert np.array_equal(rows(session.sequence), after)
         session.undo()
         assert np.array_equal(rows(session.sequence), before)
-
-
-def test_it_is_known_everywhere() -> None:
-    """To the parser, to calibration, and to readers of ledgers."""
-    assert Method.parse("toy") == Method("toy") and str(Method("toy")) == "toy"
-    with pytest.raises(NotesError, match=r"recompute, toy \(selective@K, blend@K\)"):
-        Method.parse("toy@3")
-    assert calibrated()[:2] == [Method("toy"), RECOMPUTE]
-    assert record_of("toy") is TOY and record_of("selective@3") is METHODS["selective"] and record_of("other") is None
-
-
-def test_what_a_calibration_chooses_from() -> None:
-    """The classes of cost, and the order of safety."""
-    assert SAFEST == ("recompute", "suffix", "erratum", "field+erratum", "selective@16", "field")
-    assert list(map(set, CLASSES)) == [{"erratum", "field", "field+erratum", "selective@16"}, {"suffix"}, {"recompute"}]
 
 
 def test_nobody_asks_for_a_name() -> None:

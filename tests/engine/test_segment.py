@@ -24,7 +24,6 @@ def segment(**parts: object) -> Segment:
         (FieldSpan("x", "b", 2, 3, 1, 2),),
         Identity(*[""] * 8),
         (LayerRows(0, rows, rows[:, :2]),),
-        influence={"x": np.zeros(5, np.float32)},
         blocks=(0, 3),
     )
     return replace(made, **parts)  # type: ignore[arg-type]
@@ -43,7 +42,7 @@ def test_a_part_keeps_its_rows_where_they_are() -> None:
         assert part.tokens.tolist() == list(range(10 + first, 10 + last)) and part.base == 2 + first
         assert part.layers[0].k[:, 0].tolist() == part.layers[0].v[:, 1].tolist() == list(range(2 + first, 2 + last))
         assert part.context.tolist() == [7, 8, *range(10, 10 + first)]
-        assert (part.text, part.fields, part.influence, part.blocks) == ("", (), {}, ())
+        assert (part.text, part.fields, part.blocks) == ("", (), ())
     for first, last in ((-1, 2), (0, 6), (3, 2)):
         with pytest.raises(EngineError, match=r"is not a part of them"):
             segment().slice(first, last)

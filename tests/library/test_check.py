@@ -13,7 +13,7 @@ import pytest
 from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.library import segment_files
-from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles
+from notes_cli.library.check import ASIDE, Finding, check_library, check_memory
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.safe_files import locked, replacing
 from notes_cli.library.segment_files import lock_of
@@ -60,7 +60,7 @@ def test_a_sound_library_has_no_findings(library: Library, path: Path, tmp_path:
     assert list(check_library(library.folder, sizes.append)) == []
     assert sizes == [path.stat().st_size]
     assert sorted(library.folder.rglob("*")) == before
-    for check in (check_library, check_profiles, check_memory):
+    for check in (check_library, check_memory):
         assert list(check(tmp_path / "none")) == [] and not (tmp_path / "none").exists()
 
 
@@ -132,19 +132,14 @@ def test_a_newer_format_is_left_and_a_folder_that_others_can_write_in_is_refused
         list(check_library(library.folder))
 
 
-def test_profiles_and_what_is_remembered(tmp_path: Path) -> None:
-    """A profile that is damaged is set aside, a memory that is damaged removed: both are found out again."""
-    for folder, check in ((tmp_path / "profiles", check_profiles), (tmp_path / "models", check_memory)):
-        folder.mkdir(mode=0o700)
-        bad = folder / "digests.json"
-        bad.write_text("{")
-        bad.chmod(0o600)
-        finding = only(check(folder))
-        assert finding.kind == "damaged"
-        mend(finding)
-        assert not bad.exists() and list(check(folder)) == []
-    bad = tmp_path / "profiles" / "digests.json"
-    bad.write_text("[")
-    mend(next(found for found in check_profiles(bad.parent) if found.kind == "damaged"))
-    kept = [(bad.parent / ASIDE / name).read_text() for name in ("digests.json", "digests.2.json")]
-    assert kept == ["{", "["], "neither in the place of the other"
+def test_what_is_remembered(tmp_path: Path) -> None:
+    """A memory that is damaged is removed, and found out again."""
+    folder = tmp_path / "models"
+    folder.mkdir(mode=0o700)
+    bad = folder / "digests.json"
+    bad.write_text("{")
+    bad.chmod(0o600)
+    finding = only(check_memory(folder))
+    assert finding.kind == "damaged"
+    mend(finding)
+    assert not bad.exists() and list(check_memory(folder)) == []

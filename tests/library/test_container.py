@@ -72,7 +72,7 @@ Samples = dict[str, Segment]
 @pytest.fixture(scope="module")
 def samples(make_segment: MakeSegment) -> Samples:
     """One of each kind: with all optional keys, with rows of the left context and states, with their transitions, with
-    influence, with an image of four rows in two positions, quantized."""
+    an image of four rows in two positions, quantized."""
     random = np.random.default_rng(7)
 
     def numbers(count: int) -> Any:
@@ -89,8 +89,6 @@ def samples(make_segment: MakeSegment) -> Samples:
         *(Transition(2, numbers(6), numbers(0), numbers(0)), Transition(4, numbers(6), numbers(2), numbers(8))),
         Transition(7, numbers(0), numbers(8), numbers(8), head=2),
     )
-    spans = (FieldSpan("b", "d", 0, 1, 0, 1), FieldSpan("a", "1é", 6, 8, 2, 3), FieldSpan("b", "d", 0, 1, 0, 1))
-    influence = {"b": np.array([0, 0.5, 0.25], np.float32), "a": np.array([0, 0, 1e-3], np.float32)}
     text = f"Look: image {DIGEST}."
     photo = make_segment(
         *(6,),
@@ -106,13 +104,12 @@ def samples(make_segment: MakeSegment) -> Samples:
         "keys": replace(keys, tools=True, prefill=Prefill(8.125, 3, 2)),
         "whole": whole,
         "carried": replace(whole, carry=Carry.of(1, 0, transitions)),
-        "influenced": make_segment(fields=spans, influence=influence),
         "photo": photo,
         "quantized": small(make_segment(k=32, v=64, kv="q8_0")),
     }
 
 
-NAMES = ("plain", "keys", "whole", "carried", "influenced", "photo", "quantized")
+NAMES = ("plain", "keys", "whole", "carried", "photo", "quantized")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -261,8 +258,6 @@ ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
         ("plain", {"identity.rope": None}, "identity.rope is missing"),
         ("plain", ODD, r"it holds a tensor 'blk\.0\\n\\x1b\[2J' that segments do not have"),
         *(("plain", {key: wrong}, "damaged or not") for key, values in JSON.items() for wrong in (*values, DEEP)),
-        *(("influenced", {"notes.influence": shape}, "one row a field") for shape in ((1, 3), (2, 2), (6,), (2, 3, 1))),
-        ("influenced", {"notes.influence": np.float16}, "one row a field"),
         ("photo", {"notes.axes": None}, "share positions"),
         ("photo", {"notes.axes": (5, 3)}, "three numbers"),
         ("photo", {"notes.pictures": None}, "it has no notes.pictures"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile
 from notes_cli.measure.battery import LEAST, as_good, better, choose, interval
 from notes_cli.measure.calibrate import CLASSES, ROW, SAFEST, finding, is_page, page, row
+
+from notes_cli.engine.segment import Identity
 
 
 def right(count: int, of: int = 52) -> list[bool]:

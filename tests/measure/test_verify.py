@@ -11,7 +11,7 @@ import pytest
 from samples import with_values
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import ERRATUM, METHODS, Method
 from notes_cli.errors import NotesError
 from notes_cli.measure.examination import (
     Cause,
@@ -126,7 +126,7 @@ def test_an_erratum_is_verified_as_it_is_asked(workspace: Workspace, skill: Skil
         patch.setattr("notes_cli.measure.examination.verify", kept)
         report = examine_splice(workspace, Examination([segment], ["Why?"], ["date=2026-07-01"], choices=["a", "b"]))
     wanted = explain(workspace, Request("Why?", [segment], ["date=2026-07-01"])).settings.method
-    assert [one.method for one in asked] == [wanted] and wanted is not None and wanted.record.edits_rows
+    assert [one.method for one in asked] == [wanted] and wanted is not None and wanted.edits_rows
     assert [case.errata for case in report.cases] == [(), ("date=2026-07-01",)]
     assert report.cases[1].corrected in ("a", "b")
 
@@ -211,23 +211,37 @@ CHOICES = ["a", "b"]
 
 
 def test_which_methods_pass() -> None:
-    """Each requested and possible method in all its cases; with "all", only the one that auto chooses."""
+    """Each named and possible method in all its cases; without names, only the default."""
     good, bad, refused = (
         Tried("field", (SAME,)),
         Tried("stale", (SAME, OTHER)),
-        Tried("block", refused=NotesError("why")),
+        Tried("suffix", refused=NotesError("why")),
     )
     assert (bad.same, bad.mean("cosine"), bad.mean("kl"), bad.mean("decoded")) == (1, 0.75, 0.5, 10)
     assert refused.mean("cosine") is None and not refused.passed
-    for tried, auto, every, passed in (
-        ((good, refused), "x", False, True),
-        ((good, bad), "x", False, False),
-        ((refused,), "x", False, False),
-        ((good, bad, refused), "field", True, True),
-        ((good, bad, refused), "stale", True, False),
-        ((good, bad, refused), "block", True, False),
+    for tried, default, named, passed in (
+        ((good, refused), "x", True, True),
+        ((good, bad), "x", True, False),
+        ((refused,), "x", True, False),
+        ((good, bad, refused), "field", False, True),
+        ((good, bad, refused), "stale", False, False),
+        ((good, bad, refused), "suffix", False, False),
     ):
-        assert Edits(tried, auto, "why", every).passed is passed
+        assert Edits(tried, default, "why", named).passed is passed
+
+
+def test_the_cheapest_that_agrees() -> None:
+    """By the tokens decoded, over all questions; none where the old value decides as the new one does."""
+    dear, stale = replace(SAME, decoded=90), replace(SAME, decoded=1)
+    wrong = Tried("field", (SAME, OTHER))
+    good, better = Tried("suffix", (dear, dear)), Tried("erratum", (SAME, dear))
+    for tried, cheapest in (
+        ((wrong, good, better, Tried("stale", (stale, OTHER))), "erratum"),
+        ((wrong, good), "suffix"),
+        ((wrong, Tried("recompute", refused=NotesError("why"))), None),
+        ((good, better, Tried("stale", (stale, stale))), None),
+    ):
+        assert Edits(tried, "field", "why", False).cheapest == cheapest
 
 
 @pytest.fixture
@@ -243,21 +257,22 @@ def test_cases_of_methods_hold_what_the_prompts_give(workspace: Workspace, skill
     wanted, reference = by_hand.logits(), decide(by_hand, CHOICES).choice
     assert field.cases[0].reference == recompute.cases[0].decision == reference
     assert recompute.cases[0].kl == 0 and recompute.cases[0].decoded == len(by_hand)
-    amended = assemble(workspace, replace(prompt, question="Why?", method=Method("field")))
+    amended = assemble(workspace, replace(prompt, question="Why?", method=Method.parse("field")))
     assert field.cases[0].cosine == pytest.approx(cosine(amended.logits(), wanted), abs=1e-5)
     assert field.cases[0].decoded == len(by_hand) - len(new) + 1 + len("2026-07-01")
 
 
-def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each method is tried once, with that of the profile; refused ones are no errors."""
-    found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
-    monkeypatch.setattr("notes_cli.runtime.resolve.defaults", lambda workspace, think=False: found)
+def test_without_names_all_methods_are_tried(
+    workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and the default is that of config.yaml."""
+    found = Defaults(Method.parse("field"), "now", 1, "early", "field: 9 of 9")
+    monkeypatch.setattr("notes_cli.runtime.resolve.defaults", lambda workspace: found)
     monkeypatch.setattr("notes_cli.runtime.resolve.few_tokens_follow", lambda change: False)
-    edits = verify_edits(workspace, prompt, ["Why?"], ["all", "field"], choices=CHOICES)
-    assert [one.method for one in edits.tried] == [*(str(Method(name)) for name in METHODS), "selective@3"]
-    assert (edits.auto, edits.why, edits.all) == ("selective@3", "selective@3: 9 of 9", True)
-    assert [one.method for one in edits.tried if one.refused] == ["block"]
-    assert [one.method for one in verify_edits(workspace, prompt, ["Why?"], ["auto"]).tried] == ["selective@3"]
+    edits = verify_edits(workspace, prompt, ["Why?"], [], choices=CHOICES)
+    assert [one.method for one in edits.tried] == [*METHODS]
+    assert (edits.default, edits.why, edits.named) == ("field", "field: 9 of 9", False)
+    assert [one.method for one in verify_edits(workspace, prompt, ["Why?"], ["suffix"]).tried] == ["suffix"]
 
 
 def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
@@ -265,8 +280,8 @@ def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
     with refused(NotesError, "--question"):
         verify(workspace, replace(prompt, fields={}), [])
     for changed, questions, methods, message in (
-        (prompt, [], ["auto"], "Give --question"),
-        (replace(prompt, fields={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),
+        (prompt, [], [], "Give --question"),
+        (replace(prompt, fields={"tier": "gold"}), ["Why?"], [], "the text says tier=gold already"),
         (prompt, ["Why?"], ["magic"], "no edit method 'magic'"),
     ):
         with refused(NotesError, message):
@@ -304,10 +319,10 @@ def test_which_sessions_pass() -> None:
 def test_a_session_is_its_prefill(session: Session) -> None:
     """Also after errata, suffix edits and a compaction: only rounding differs, and no cause is reported."""
     for number in range(2):
-        session.edit("date", f"2026-07-0{number + 1}", Method())
+        session.edit("date", f"2026-07-0{number + 1}", ERRATUM)
         session.follow("And then?")
         session.keep("no")
-    session.edit("tier", "basic", Method("suffix"))
+    session.edit("tier", "basic", Method.parse("suffix"))
     session.compact()
     report = verified(session)
     assert report.passed and report.cosine > 0.9999 and not report.causes
@@ -319,7 +334,7 @@ def test_a_session_is_its_prefill(session: Session) -> None:
 
 def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     """After an edit in place, K/V before it is exact, later K/V differs, and the edit is the cause."""
-    session.edit("date", "2026-12-24", Method("field"))
+    session.edit("date", "2026-12-24", Method.parse("field"))
     report = verified(session)
     start = session.state.skills[0].fields[0].first + session.state.skills[0].position
     assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03

@@ -363,16 +363,6 @@ def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tm
         import_segment(workspace, tmp_path / "a.gguf", name="forged")
 
 
-def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tmp_path: Path) -> None:
-    """It decides which tokens an edit recomputes, and is not verified."""
-    segment = compile_skill(workspace, RETURNS, measure=lambda done, of: None)
-    write_segment(tmp_path / "a.gguf", segment)
-    done = import_segment(workspace, tmp_path / "a.gguf")
-    assert done.dropped and not open_segment(done.path).influence
-    done = import_segment(workspace, tmp_path / "a.gguf", name="other", trust=True)
-    assert not done.dropped and set(open_segment(done.path).influence) == {"date", "tier"}
-
-
 def test_a_name_that_another_text_has(workspace: Workspace, shared: Path) -> None:
     first = import_segment(workspace, shared)
     segment = open_segment(shared)

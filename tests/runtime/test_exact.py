@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reference import nmse
 
 from bench.quantized import quantize
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import ERRATUM, METHODS, Method
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -218,12 +218,12 @@ def turns_are_equal(workspace: Workspace, other: Workspace, segments: Sequence[S
 def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: str) -> None:
     """A method that leaves rows of the old value is refused; any other gives the logits of a prefill of its text."""
     segment, values = compile_skill(workspace, skill), {"date": "2026-07-01"}
-    request = Request("Why?", [segment], fields=values, method=Method(method), exact=True, max_tokens=1)
+    request = Request("Why?", [segment], fields=values, method=Method.parse(method), exact=True, max_tokens=1)
     if not METHODS[method].exact:
         with pytest.raises(NotesError, match="exact rows were asked for"):
             ask(workspace, request)
         return
-    prompt = Prompt("Why?", [segment], fields=values, method=Method(method))
+    prompt = Prompt("Why?", [segment], fields=values, method=Method.parse(method))
     _, wanted = logits(workspace, prompt, splice=False)
     _, found = logits(workspace, prompt, exact=True)
     assert nmse(found, wanted) < 1e-5
@@ -231,10 +231,10 @@ def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: 
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value is replaced by the erratum, with the reason."""
-    monkeypatch.setattr("notes_cli.runtime.resolve.method_for", lambda *_, **__: (Method("field"), "measured"))
+    monkeypatch.setattr("notes_cli.runtime.resolve.method_for", lambda *_, **__: (Method.parse("field"), "measured"))
     request = Request("Why?", [compile_skill(workspace, skill)], fields={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
-    assert settings.method == Method() and "exact" in str(settings.why)
+    assert settings.method == ERRATUM and "exact" in str(settings.why)
 
 
 @pytest.mark.parametrize(

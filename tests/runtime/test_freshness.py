@@ -9,12 +9,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from notes_cli.engine.segment import FieldSpan, Identity, LayerRows
+from notes_cli.engine.segment import FieldSpan, Identity
 from notes_cli.library.container import write_segment
-from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
 from notes_cli.runtime.freshness import Stale, stale_reasons
@@ -129,44 +127,3 @@ def test_every_reason(
     assert why(library)[0][0] is Stale.FORMAT
     write_segment(library.path("piped", identity), make_segment(name="piped", source="-"))
     assert why(library, "piped") == []
-
-
-@pytest.mark.model
-def test_a_profiles_needs(library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path) -> None:
-    """Edits by influence need it measured; a profile of another model, or of another method, needs nothing."""
-    compiled()
-    profiles = Profiles(tmp_path / "profiles")
-    measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]
-    ways = {"direct": "selective@16", "reasoned": "erratum"}
-    counts = {"direct": 40, "reasoned": 40}
-    profile = Profile(identity, "q8_0/q8_0", 40, counts, ways, "now", 1, "early", measured)
-    other = replace(identity, weights="cd" * 32)
-    profiles.save(replace(profile, identity=other), "notes 0")
-    assert why(library, profiles=profiles) == []
-    profiles.save(replace(profile, methods={"direct": "field", "reasoned": "erratum"}), "notes 0")
-    assert why(library, profiles=profiles) == []
-    profiles.save(profile, "notes 0")
-    assert [kind for kind, _ in why(library, profiles=profiles)] == [Stale.PROFILE]
-
-
-@pytest.mark.model
-def test_states_to_capture(library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path) -> None:
-    """Only models with recurrent layers and such a profile need them; a skill of a few tokens is decoded anyway."""
-    profiles = Profiles(tmp_path / "profiles")
-    counts, ways = {"direct": 40, "reasoned": 40}, {"direct": "erratum", "reasoned": "erratum"}
-    profile = Profile(identity, "f16/f16", 40, counts, ways, "now", 1, "early", [], carry=Carried("holds", "because"))
-
-    def states(count: int) -> tuple[LayerRows, ...]:
-        return (LayerRows(0, np.ones((1, 4), np.float32), np.ones((1, 8), np.float32), "state"),) * bool(count)
-
-    for tokens, count, verdict, found in (
-        (40, 1, "holds", [Stale.PROFILE]),
-        (40, 1, "open", []),
-        (40, 0, "holds", []),
-        (8, 1, "holds", []),
-    ):
-        segment = make_segment(tokens, layers=0, source="-")
-        path = library.path("returns", identity)
-        write_segment(path, replace(segment, layers=states(count), prefix_only=True))
-        profiles.save(replace(profile, carry=Carried(verdict, "because")), "notes 0")
-        assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)

@@ -22,7 +22,6 @@ from notes_cli.engine.vision import ImageEmbeddings, text_part
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
 from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
-from notes_cli.measure.composition import whole_of
 from notes_cli.measure.verify import verify, verify_edits
 from notes_cli.runtime.answering import ask, ask_many, explain
 from notes_cli.runtime.assemble import assemble
@@ -265,7 +264,7 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
         "erratum",
     ]
     assert "no rows of such skills are edited" in str(plan.settings.why)
-    for name in ("field", "suffix", "block", "recompute", "field+erratum"):
+    for name in ("field", "suffix", "recompute", "field+erratum"):
         with pytest.raises(UnsupportedError, match="fields cannot be edited"):
             ask(seeing, replace(request, method=Method.parse(name)))
     assert ask(seeing, replace(request, fields={}, errata=["shop=Ben"])).counts.spliced == len(segment)
@@ -278,8 +277,6 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     for skill in (pictured(tmp_path), photo(tmp_path)):
         with pytest.raises(SkillError, match="in no blocks"):
             compile_to_library(seeing, skill, blocks=2)
-    with pytest.raises(UnsupportedError, match="influence of its fields"):
-        compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
 
 
 def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path: Path) -> None:
@@ -296,9 +293,7 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
     _, case = verify(seeing, prompt, ["What is the total?"]).cases
     assert case.errata and case.cosine > 0.99 and case.corrected is None
     with pytest.raises(UnsupportedError, match="nothing is edited"):
-        verify_edits(seeing, replace(prompt, errata=[], fields={"shop": "Ben"}), ["What is the total?"], ["all"])
-    with pytest.raises(UnsupportedError, match="images are not compiled together"):
-        whole_of([segment, segment])
+        verify_edits(seeing, replace(prompt, errata=[], fields={"shop": "Ben"}), ["What is the total?"], [])
 
 
 def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from notes_cli.library.profiles import FORMAT, Measured, Profile, Profiles
 
 from notes_cli.commands.remedies import worded
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method, change
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, UnsupportedError
-from notes_cli.library.profiles import FORMAT, Measured, Profile, Profiles
 from notes_cli.runtime.answering import ask, compare, explain
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
@@ -44,11 +44,11 @@ def test_a_profile_of_another_cache_or_an_older_notes_is_not_followed(workspace:
     calibrated(workspace, "recompute")
     options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
     with Workspace(workspace.model.path, options) as other:
-        assert defaults(other).method == Method("field+erratum")
+        assert defaults(other).method == Method.parse("field+erratum")
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
     found = defaults(workspace)
-    assert found.method == Method("field+erratum")
+    assert found.method == Method.parse("field+erratum")
     assert found.note and "Measure again (notes calibrate)" in worded(found.note)
 
 

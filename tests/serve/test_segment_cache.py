@@ -37,7 +37,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(MANY):
         text = f"This is the text of skill number {number}, which is long enough to be looked for in messages."
         name = f"skill{number:03d}"
-        other = replace(segment, name=name, text=text, fields=(), influence={})
+        other = replace(segment, name=name, text=text, fields=())
         write_segment(library / path.name.replace("returns", name), other)
     return home
 

@@ -72,7 +72,7 @@ def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) 
         skill = compile_skill(workspace, parse_skill("date: 2026-06-01", source="x.txt", default="returns"))
         session.ask(Request("Why?", splice=[skill], max_tokens=2))
         session.ask(Request("And then?", max_tokens=2))
-        session.edit("date", "2026-07-01", Method("suffix"))
+        session.edit("date", "2026-07-01", Method.parse("suffix"))
         assert "0002.gguf" not in {name for name, _ in session.state.rows}
     (stored.folder / "0002.gguf").unlink()
     (finding,) = found(sessions)

@@ -94,7 +94,6 @@ WRONG: list[list[dict[str, Any]]] = [
     ),
     *([turn(4, rows=rows)] for rows in ([], None)),
     *([with_skill(**part)] for part in ({"tokens": 9}, {"position": (1 << 31) - 2, "tokens": 2}, {"tokens": 2.0})),
-    *([with_skill(influence={"x": influence}, tokens=n)] for n, influence in ((1, ["1"]), (2, [1]))),
     *([forget(moves)] for moves in ("1", None)),
     *([line] for line in ROWS),
     *([line, {"op": "undo"}] for line in ROWS),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import METHODS, Method
+from notes_cli.editing.methods import ERRATUM, METHODS, Method
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
@@ -266,14 +266,14 @@ def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
         with pytest.raises(SessionError, match=r"nothing to undo .* is gone"):
             session.undo()
         say(session, "Who?", "You.")
-        session.edit("date", "2026-07-01", Method())
+        session.edit("date", "2026-07-01", ERRATUM)
         say(session, "When?", "Now.")
-        session.edit("date", "2026-07-02", Method())
+        session.edit("date", "2026-07-02", ERRATUM)
         assert session.compact().fields == ("date",)
         say(session, "When now?", "Later.")
         session.compact()
         session.undo()
-        session.edit("date", "July 3", Method("field"))
+        session.edit("date", "July 3", Method.parse("field"))
         session.forget(["4"])
         tokens, values = session.state.tokens, session.state.fields
     with held(workspace) as session:
@@ -332,9 +332,9 @@ def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> 
     with held(workspace) as session:
         say(session, "Hello?", "Yes.", [skill])
         for number, day in enumerate(("2026-07-01", "2026-07-02"), 1):
-            session.edit("date", day, Method())
+            session.edit("date", day, ERRATUM)
             say(session, f"When {number}?", "Then.")
-        session.edit("tier", "silver", Method())
+        session.edit("tier", "silver", ERRATUM)
         say(session, "Which?", "That.")
         assert session.forget(["2"]).repeated == () and not session.state.pending
         session.undo()
@@ -353,19 +353,19 @@ def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, sk
     with held(workspace) as session:
         say(session, "Hello?", "Yes.", [skill])
         say(session, "Open?", "Yes.", [other])
-        session.edit("returns.date", "2026-07-01", Method())
+        session.edit("returns.date", "2026-07-01", ERRATUM)
         say(session, "When?", "Then.")
         assert session.forget(["2"]).skills == ("hours",)
         assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and session.state.stated == {"date"}
         assert [skill.name for skill in session.state.skills] == ["returns"]
         session.undo()
-        session.edit("hours.date", "friday", Method())
+        session.edit("hours.date", "friday", ERRATUM)
         say(session, "Now?", "No.")
         with pytest.raises(SessionError, match=r"turn 4 corrects hours\.date of a skill that would be gone \(hours\)"):
             session.forget(["2"])
         session.forget(["2", "4"], "suffix")
         assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and not session.state.pending
-        session.edit("date", "2026-08-01", Method("field"))
+        session.edit("date", "2026-08-01", Method.parse("field"))
 
 
 def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
@@ -405,7 +405,7 @@ def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: s
         write(workspace, sequence, "Yes.")
         session.keep()
         say(session, *TALK[1])
-        session.edit("tier", "silver", Method())
+        session.edit("tier", "silver", ERRATUM)
         for turn in TALK[2:]:
             say(session, *turn)
         assert session.forget(["1"]).repeated == ("date",) and session.state.fields["date"] == "2026-07-01"
@@ -462,7 +462,7 @@ def test_edits_that_decode_again_remember_nothing(make: Open, skill: Skill) -> N
     with held(workspace) as session:
         session.forget(["2"])
         assert [entry.text for entry in session.state.traces] == ["turn 2"]
-        session.edit("date", "2026-07-01", Method("field"))
+        session.edit("date", "2026-07-01", Method.parse("field"))
         assert session.state.traces
-        session.edit("date", "2026-07-02", Method("suffix"))
+        session.edit("date", "2026-07-02", Method.parse("suffix"))
         assert not session.state.traces and Cause.CUT not in verify_session(session, []).causes

@@ -201,6 +201,6 @@ def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
 def test_a_ledger_of_anybodys(line: Line) -> None:
     """The time up to which errata were read is validated, too."""
     turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "errata": {"date": WAS}, "rows": ""}
-    skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": [], "influence": {}}
+    skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": []}
     with pytest.raises((TypeError, ValueError)):
         State().apply({**turn, "read_at": "", "skills": [skill], **line})

@@ -102,8 +102,6 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
         session.undo()
         with pytest.raises(NotesError, match="an image follows the change"):
             session.edit("total", "17", Method.parse("suffix"))
-        with pytest.raises(NotesError, match="and the session has images"):
-            session.edit("total", "17", Method.parse("blend"))
         with pytest.raises(NotesError, match="which a prefill of its tokens cannot show"):
             verify_session(session, [])
         with pytest.raises(SessionError, match="images, errata and a memory do not go with the results of tools"):
@@ -207,7 +205,7 @@ def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("Read this: ![receipt](photo.png)\n\nday: four")
     with seeing() as workspace, held(workspace) as session:
         session.ask(Request("What is the total?", [str(tmp_path / "report.md")], max_tokens=2))
-        for method in ("field", "suffix", "selective"):
+        for method in ("field", "suffix"):
             with pytest.raises(NotesError, match="report has an image, and its fields cannot be edited by"):
                 session.edit("day", "five", Method.parse(method))
         edited = session.edit("day", "five")

@@ -43,9 +43,8 @@ def test_it_needs_no_llama_cpp() -> None:
 
 PIECES = [
     Piece("splice", "a", 0, 9, "spliced", Reason.MOVED, moved=-3, rewritten=2, blocks=4),
-    Piece("splice", "a", 0, 9, "spliced", Reason.BLOCK, "1 and 2", rewritten=9, blocks=8, passed=80, selected="block"),
     Piece("splice", "a", 0, 9, "decoded", Reason.REFUSED, "it has recurrent layers; and more"),
-    Piece("splice", "a", 0, 9, "spliced", Reason.UNMOVED, passed=80, selected="selective", rewritten=1),
+    Piece("splice", "a", 0, 9, "spliced", Reason.UNMOVED, rewritten=1),
     Piece("answer", "", 0, 9, "decoded", Reason.THOUGHT_END, "20"),
     Piece("text", "", 0, 9, "decoded"),
 ]
@@ -62,12 +61,12 @@ def test_pieces_are_told_by_a_ledger_as_by_a_notebook(piece: Piece) -> None:
 @pytest.mark.model
 def test_edits_are_told_by_what_they_did() -> None:
     """All effects round-trip; a pending erratum is recorded by its text."""
-    origin = Origin(rewritten=12, passed=90, selected="selective", erratum=True, contradicted=True)
+    origin = Origin(rewritten=12, erratum=True, contradicted=True)
     line = {**edit("b", [(0, 1, [9])], [[0, 1]], "It is b."), **as_line(origin)}
     entry = fold([turn(1, 2, 3), json.loads(json.dumps(line))]).entries[-1]
     assert entry.origin == origin
     assert edit_why(entry.origin) == entry_why(entry)
-    assert all(word in entry_why(entry) for word in ("12 rows", "90 tokens", "an erratum before", "contradicts"))
+    assert all(word in entry_why(entry) for word in ("12 rows", "an erratum before", "contradicts"))
 
 
 @pytest.mark.model
@@ -80,7 +79,7 @@ def test_a_reason_of_a_newer_notes_is_none() -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("line", [{key: [1]} for key in ("reason", "detail", "moved", "blocks", "selected")])
+@pytest.mark.parametrize("line", [{key: [1]} for key in ("reason", "detail", "moved", "blocks")])
 def test_what_is_no_origin(line: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError)):
         origin_of(line)

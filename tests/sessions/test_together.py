@@ -1,4 +1,4 @@
-"""Open sessions beside others: a calibration and a compile interleaved, and forks that share cells and read nothing."""
+"""Open sessions beside others: turns and compiles interleaved, and forks that share cells and read nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
-from notes_cli.measure.battery import Case
-from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import session_kv
@@ -61,11 +59,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return opened
 
 
-def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
-    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 2)
-    text = parse_skill("date: 2026-05-01\n\nBefore 2026-06-15 it is right.", source="-", default="case")
-    kind, cases = "gemma3", [Case(text, "Right?", ("yes", "no"), "date", "2026-07-01", ("yes", "no"))]
+def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path]) -> None:
+    """Turns of two sessions in turn, with compiles between: as those of separate runs; nothing is read from disk."""
+    kind = "gemma3"
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
         with held(make(kind), f"{name}-alone") as session:
@@ -73,45 +69,31 @@ def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypat
                 step(session, skill)
             alone[name] = session.state.tokens, ledger(session), rows(session.sequence)
     compiled = compile_skill(make(kind), OTHER)
-    profile = calibrate(make(kind), cases)
     reads.clear()
 
     workspace = make(kind)
     made: list[Segment] = []
     with held(workspace, "first") as first, held(workspace, "second") as second:
-        work = iter([*(lambda step=step: step(first, skill) for step in STEPS[:5])])
-        later = iter([*(lambda step=step: step(second, skill) for step in STEPS[:5])])
-
-        def meanwhile(done: int, of: int) -> None:
-            for each in (work, later, work, later):
-                next(each, lambda: None)()
+        for step in STEPS[:5]:
+            step(first, skill)
             made.append(compile_skill(workspace, OTHER))
-
-        found = calibrate(workspace, cases, meanwhile)
-        for one in (*work, *later):
-            one()
+            step(second, skill)
         assert not reads and workspace.context.used >= len(first.sequence) + len(second.sequence)
         STEPS[5](first, skill)
         for session, name in ((first, "first"), (second, "second")):
             tokens, pieces, wanted = alone[name]
             assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
             assert name == "first" or ledger(session) == pieces  # undone K/V is restored from disk
-    assert len(made) == 2
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
 
-    def comparable(one: Any) -> list[Any]:
-        return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
 
-    assert comparable(found) == comparable(profile) and found.methods == profile.methods
-
-
-@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
-def test_ranking_needs_no_room(
+@pytest.mark.parametrize("method", ["field", "suffix"])
+def test_an_edit_in_a_full_context_is_that_in_a_large_one(
     make_model: Callable[..., Path], skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a fixed context that is nearly full it finds cells, reads no file and clears nothing; edits are the same."""
+    """In a fixed context that is nearly full it finds cells, reads no file and clears nothing."""
     found = []
     monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
     for n_ctx in (256, 4096):

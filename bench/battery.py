@@ -1,4 +1,4 @@
-"""Loads the decisions and skill pairs to measure with, and compares alternatives over them with exact 95% intervals.
+"""Decisions with known answers, pairs of made-up skills, and exact 95% intervals, for bench/calibrate.py.
 
 Correctness is paired by case. An alternative is proven better than another if, of the cases where exactly one of them
 is right, the Clopper-Pearson interval of its share lies above one half: 6 of 6 suffice, 5 of 5 do not.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from notes_cli.config import resource
 from notes_cli.documents import read_yaml
-from notes_cli.errors import NotesError
-from notes_cli.text.fields import clean_value
-from notes_cli.text.skill import Skill, load_skill, parse_skill
-
-KEYS = {"text", "skill", "question", "choices", "field", "value", "right"}
+from notes_cli.text.skill import Skill, parse_skill
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,66 +28,17 @@ class Case:
     right: tuple[str, str]
 
 
-def shipped_battery() -> list[Case]:
-    return load_battery(resource("prompts") / "battery.yaml")
+def cases() -> list[Case]:
+    """The decisions of battery.yaml."""
+    found = []
+    for number, entry in enumerate(read_yaml(Path(__file__).with_name("battery.yaml"))["cases"], 1):
+        skill = parse_skill(entry["text"].strip(), source="text", default=f"case-{number}")
+        choices, (before, after) = tuple(entry["choices"]), entry["right"]
+        found.append(Case(skill, entry["question"], choices, entry["field"], entry["value"], (before, after)))
+    return found
 
 
-def load_battery(path: Path) -> list[Case]:
-    """Load the cases of a YAML file, under `cases:`. Paths of skills are relative to the file. Raises NotesError, with
-    the number of the case, for an invalid case."""
-    data = read_yaml(path)
-    cases = data.get("cases") if isinstance(data, dict) else None
-    if not isinstance(cases, list) or not cases:
-        raise NotesError(f"{path} must hold `cases:`, a list of decisions")
-    parsed = []
-    for number, entry in enumerate(cases, 1):
-        try:
-            parsed.append(_parse_case(entry, f"case-{number}", path.parent))
-        except NotesError as error:
-            raise NotesError(f"{path}, case {number}: {error.what}", error.remedy) from error
-    return parsed
-
-
-def _parse_case(entry: Any, name: str, folder: Path) -> Case:
-    if not isinstance(entry, dict):
-        raise NotesError("it must be a mapping")
-    unknown = sorted(set(entry) - KEYS)
-    if unknown:
-        raise NotesError(f"{unknown[0]!r} is unknown", f"Known: {', '.join(sorted(KEYS))}")
-    if ("text" in entry) == ("skill" in entry):
-        raise NotesError("give it either text, or skill: a file")
-    if "skill" in entry:
-        skill = load_skill(folder / _text(entry, "skill"))
-    else:
-        skill = parse_skill(_text(entry, "text"), source="text", default=name)
-    field, choices, right = _text(entry, "field"), _list(entry, "choices"), _list(entry, "right")
-    value = clean_value(field, _text(entry, "value"))
-    if field not in skill.values:
-        raise NotesError(f"its text has no field {field!r}", f"Its fields: {', '.join(skill.values) or 'none'}")
-    if skill.values[field] == value:
-        raise NotesError(f"{field} is {value} in the text already")
-    if len(choices) < 2 or len(set(choices)) < len(choices) or not all(choices):
-        raise NotesError("choices must be two or more different answers")
-    if len(right) != 2 or right[0] == right[1] or not set(right) <= set(choices):
-        raise NotesError("right must be two different choices: with the old value, with the new one")
-    return Case(skill, _text(entry, "question"), choices, field, value, (right[0], right[1]))
-
-
-def _text(entry: Mapping[str, Any], key: str) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise NotesError(f"{key} is missing" if key not in entry else f"{key} must be text")
-    return value.strip()
-
-
-def _list(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    value = entry.get(key)
-    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise NotesError(f"{key} must be a list")
-    return tuple(part.strip() for part in value)
-
-
-PAIRS = 48  # enough to prove that few losses are within LOSS
+PAIRS = 48
 SEED = 20261122
 ROWS = 3  # of a table
 SPACE = 120  # minimum distance of an amount from its limit, so that comparing them is easy
@@ -192,19 +137,7 @@ def _limit(rng: random.Random, over: bool) -> _Rule:
     return _Rule(field, str(value), (line,), Asked(f"What is the {topic}?", (yes, no), yes if over else no, 2))
 
 
-LEAST = 24  # cases needed for any conclusion
-LOSS = 0.15  # as good as the best: proven to lose less than this share of the cases
-
 Right = Sequence[bool]  # correctness by case
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The chosen name. `proven`: better than the default; else it is the default. `why`: the reason, for display."""
-
-    name: str
-    proven: bool
-    why: str
 
 
 def interval(count: int, of: int) -> tuple[float, float]:
@@ -220,32 +153,6 @@ def better(candidate: Right, reference: Right) -> bool:
     pairs = [*zip(candidate, reference, strict=True)]
     wins, losses = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
     return interval(wins, wins + losses)[0] > 0.5
-
-
-def as_good(candidate: Right, best: Right) -> bool:
-    """Return True if `candidate` is proven to lose less than LOSS of the cases to `best`."""
-    losses = sum(b and not a for a, b in zip(candidate, best, strict=True))
-    return interval(losses, len(best))[1] <= LOSS
-
-
-def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[str]], safest: Sequence[str]) -> Choice:
-    """Return the default unless others are proven better; of those, the cheapest that is as good as the best.
-    `classes`: names by class of cost, cheapest first. `safest`: all names, safest first, to break ties."""
-    cases = len(right.get(default, ()))
-    counts = {name: count_of(by_case) for name, by_case in right.items()}
-    if cases < LEAST:
-        return Choice(default, False, f"{cases} cases prove nothing: {LEAST} at least are needed")
-    rivals = [name for name in safest if name != default and name in right and better(right[name], right[default])]
-    if not rivals:
-        return Choice(default, False, f"nothing was proven better than {default}, which is right in {counts[default]}")
-    best = max(rivals, key=lambda name: sum(right[name]))  # of several, the first: the safest
-    good = [name for name in rivals if name == best or as_good(right[name], right[best])]
-    name = next(name for names in classes for name in sorted(names, key=safest.index) if name in good)
-    return Choice(name, True, f"{name} is right in {counts[name]}, {default} in {counts[default]}")
-
-
-def count_of(right: Right) -> str:
-    return format_count(sum(right), len(right))
 
 
 def format_count(count: int, of: int) -> str:

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from notes_cli.measure.battery import PAIRS, Asked, as_good, load_battery, pairs, shipped_battery
 
 from notes_cli.errors import NotesError
-from notes_cli.measure.battery import PAIRS, Asked, as_good, load_battery, pairs, shipped_battery
 from notes_cli.text.skill import Skill
 
 GOOD = """cases:
