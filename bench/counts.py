@@ -1,4 +1,4 @@
-"""Count lines, files, functions entered by a question, import circles and stilted phrases, against limits.
+"""Count lines, files, options, functions entered by a question, import circles and stilted phrases, against limits.
 
     python -m bench.counts [--entered] [--list]
 
@@ -22,6 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import click
+
+from notes_cli.cli import COMMANDS, command_named
+from notes_cli.commands.terminal import Command
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "notes_cli"
 SCALE = 1024  # bytes in a KB
@@ -40,6 +45,8 @@ LIMITS = {
     "test lines": Bound(36_409, 28_000),
     "bench and training lines": Bound(14_951, 10_000),
     "docs lines": Bound(4_000, 4_000),
+    "commands": Bound(21, 19),
+    "lines of options": Bound(290, 260),
     "stored results in KB": Bound(91, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
@@ -173,6 +180,14 @@ def entered(*, show: bool = False) -> dict[str, float]:
     return dict(zip(ENTERED, map(float, (len(functions), len(by_file), modules)), strict=True))
 
 
+def option_lines(command: click.Command) -> int:
+    """The options that `--help-all` of a command and of its subcommands lists, an entry each."""
+    if isinstance(command, click.Group):
+        return sum(map(option_lines, command.commands.values()))
+    assert isinstance(command, Command)
+    return sum(map(len, command.help_records(click.Context(command), everything=True).values()))
+
+
 def counted() -> dict[str, float]:
     """All counts that need no llama.cpp."""
     package = python_files("notes_cli")
@@ -184,6 +199,8 @@ def counted() -> dict[str, float]:
         "test lines": lines(python_files("tests")),
         "bench and training lines": lines(python_files("bench", "training")),
         "docs lines": lines((ROOT / "docs").rglob("*.md")),
+        "commands": len(COMMANDS),
+        "lines of options": sum(option_lines(command_named(name)) for name in COMMANDS),
         "stored results in KB": round(sum(path.stat().st_size for path in stored()) / SCALE),
         "modules in import circles": sum(map(len, circles(PACKAGE))),
         "stilted docstrings and comments in %": round(100 * len(stilted(found)) / len(found), 1),

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, signals
-from notes_cli.commands.terminal import add_common_options, defaults_of, keys_of, settings_for
+from notes_cli.commands.terminal import COMMON, add_common_options, defaults_of, keys_of, settings_for
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -32,29 +32,26 @@ COMMANDS = {
     "session": "List, show, fork, undo, compact, forget, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
-    "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
+    "bench": "Measure how fast a splice is here, beside a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
     "inspect": "Show the contents of a compiled skill.",
-    "rm": "Remove compiled skills.",
+    "rm": "Remove compiled skills, by name, or by age, size and state.",
     "export": "Write compiled skills into a file or a folder for others.",
     "import": "Take compiled skills that others exported into the library.",
-    "prune": "Remove compiled skills that are old, too many, or out of date.",
-    "fsck": "Check every file that notes keeps, and mend what can be.",
     "models": "List the models on this machine that have a name.",
     "pull": "Download a model from Hugging Face.",
     "init": "Copy the sample skills and a commented config.yaml to begin with.",
-    "paths": "Show where config.yaml, the library and the samples are.",
     "config": "Show where settings come from.",
     "completion": "Let a shell complete commands, skills, models and fields.",
-    "doctor": "Show versions, devices, CPU features and what is wrong.",
+    "doctor": "Show versions, devices, where files are, and what is wrong.",
 }
 
 # Commands that share a module, where they are called `NAME_command`; others are `command` in a module of their name.
 MODULES = {
-    **dict.fromkeys(("rm", "prune", "fsck", "export", "import"), "maintain"),
+    **dict.fromkeys(("rm", "export", "import"), "maintain"),
     **dict.fromkeys(("ls", "inspect"), "ls"),
     **dict.fromkeys(("models", "pull"), "models"),
-    **dict.fromkeys(("init", "paths", "completion", "doctor"), "setup"),
+    **dict.fromkeys(("init", "completion", "doctor"), "setup"),
     **dict.fromkeys(("session", "edit"), "session"),
 }
 
@@ -62,17 +59,16 @@ MODULES = {
 SYNONYMS = {
     **dict.fromkeys(("run", "query", "prompt", "generate"), "ask"),
     **dict.fromkeys(("list", "skills"), "ls"),
-    **dict.fromkeys(("remove", "delete", "del", "uninstall"), "rm"),
+    **dict.fromkeys(("remove", "delete", "del", "uninstall", "gc", "clean", "prune"), "rm"),
     **dict.fromkeys(("install", "download", "fetch"), "pull"),
     **dict.fromkeys(("show", "info", "cat"), "inspect"),
-    **dict.fromkeys(("cache", "where", "dir"), "paths"),
     "settings": "config",
-    **dict.fromkeys(("check", "repair"), "fsck"),
-    **dict.fromkeys(("gc", "clean"), "prune"),
     **dict.fromkeys(("new", "start", "samples"), "init"),
     **dict.fromkeys(("add", "build", "prefill"), "compile"),
     **dict.fromkeys(("server", "api"), "serve"),
-    **dict.fromkeys(("version", "env", "status"), "doctor"),
+    **dict.fromkeys(
+        ("version", "env", "status", "check", "repair", "fsck", "cache", "where", "dir", "paths"), "doctor"
+    ),
     **dict.fromkeys(("sessions", "history"), "session"),
     **dict.fromkeys(("benchmark", "speed"), "bench"),
 }
@@ -103,6 +99,8 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        with formatter.section("Options of all commands"):
+            formatter.write_dl([record for item in COMMON if (record := item.get_help_record(ctx))])
 
 
 def command_named(name: str) -> click.Command:
@@ -141,7 +139,7 @@ def cli(ctx: click.Context) -> None:
 
     name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
-    if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
+    if not name or not command or {"-h", "--help", "--help-all"} & set(arguments):  # help works with broken settings
         return
     subcommand = ""
     if isinstance(command, click.Group):

@@ -57,7 +57,7 @@ COLOURS = ("auto", "always", "never")
 class Run:
     """Settings and state of a run of `notes`."""
 
-    json: bool = False  # print errors as JSON on stdout, too
+    json: bool = False  # print errors as JSON on stdout, too, and no progress
     printed: bool = False  # a JSON document was printed
     colour: str = "auto"  # one of COLOURS
     quiet: bool = False  # print nothing but errors on stderr, and no progress
@@ -129,6 +129,17 @@ def say(message: str) -> None:
         log(message.replace("\n", "\\n") + "\n")
 
 
+def remark(message: str) -> None:
+    """Print a line on stderr that a JSON document has in another form: not with --json."""
+    if not run.json:
+        say(message)
+
+
+def error(message: str) -> None:
+    """Print the error of one of several things on stderr, even if quiet."""
+    log(f"notes: {message}".replace("\n", "\\n") + "\n")
+
+
 def log(text: str) -> None:
     """Print a text on stderr, even if quiet."""
     with suppress(OSError):  # a closed stderr stops nothing
@@ -137,7 +148,7 @@ def log(text: str) -> None:
 
 def fail(message: str, status: int) -> int:
     """Print an error on stderr, and as JSON on stdout if requested and no document was printed; return `status`."""
-    log(f"notes: {message}".replace("\n", "\\n") + "\n")
+    error(message)
     if run.json and not run.printed:
         with suppress(OutputError):
             as_json({"version": 1, "error": {"message": message, "status": status}})
@@ -174,7 +185,8 @@ def terminal() -> bool:
 
 
 def watched() -> bool:
-    return sys.stderr.isatty()
+    """True if somebody sees stderr, and wants more than errors."""
+    return sys.stderr.isatty() and not run.quiet and not run.json
 
 
 def as_json(value: Any, indent: int | None = 2) -> None:
@@ -356,7 +368,7 @@ def progress(
     label: str, unit: str = "tokens", hidden: bool = False, later: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr if it is a terminal; yield update(done, total). `later`: from the first one on."""
-    if hidden or run.quiet or not watched():
+    if hidden or not watched():
         yield lambda done, total: None
         return
     bar = _Bar(label, unit)

@@ -52,7 +52,7 @@ JOBS = (
     Job("import", "session import HOME/out/old.notes.tar --name came", "came"),
     Job("export skill", "export returns HOME/out/returns.gguf"),
     Job("import skill", "import HOME/out/skill.gguf --name came"),
-    Job("prune", "prune --stale -y", text=CHANGED),
+    Job("rm --stale", "rm --stale -y", text=CHANGED),
     Job("rm", "rm support"),
     Job("session rm", "session rm other -y"),
     Job("defaults", save_defaults),

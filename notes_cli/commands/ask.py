@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -19,37 +19,32 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     AUTO,
+    FILE_OR_PIPE,
     OFF,
     Number,
     SessionName,
-    SkillName,
     answers_of,
     errata_of_skills,
     errata_with_skills,
-    erratum_option,
-    field_option,
     json_option,
-    memory_option,
     model_options,
     named,
     open_model,
     open_workspace,
     server_name,
-    splice_option,
-    system_option,
-    temperature_option,
-    think_option,
 )
 from notes_cli.commands.request import (
+    QUESTION,
     AnswerPrinter,
     AskCommand,
     options_of,
     parse_command,
+    question_options,
     read_constraints,
     request_of,
     watch,
 )
-from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption, standard_input
+from notes_cli.commands.terminal import Command, SingleOption, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
 from notes_cli.text.names import human_time
@@ -57,166 +52,40 @@ from notes_cli.text.names import human_time
 if TYPE_CHECKING:
     from notes_cli.runtime.request import Request
 
-GROUPS = {
-    "Question": ("prompt", "file", "splice", "memory", "images", "system", "session", "results", "batch"),
-    "Corrections": ("errata", "fields", "method"),
-    "Answer": (
-        *("max_tokens", "think", "max_think", "choices", "json_schema", "grammar"),
-        *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"),
-    ),
-    "Output": ("json_", "no_stream", "explain", "gain", "verbose", "quiet", "color", "help"),
-    "Model": (*MODEL, "server"),
-    "Expert": (
-        *("seam", "place", "wording", "strict", "exact", "decode", "recompute", "parallel"),
-        *EXPERT,
-    ),
-}
-_OTHER = {"prompt", "file", "session", "batch", "parallel", *EXPERT}  # in these groups but not options of a Request
-REQUEST = [
-    name for group in ("Question", "Corrections", "Answer", "Expert") for name in GROUPS[group] if name not in _OTHER
-]
 
-
-@click.command(cls=GroupedCommand, groups=GROUPS)
+@click.command(cls=Command)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@click.option(*("-p", "--prompt"), cls=SingleOption, metavar="TEXT", help="The question, instead of QUESTION.")
-@click.option(
-    *("-f", "--file"),
-    cls=SingleOption,
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE",
-    help="A text that precedes QUESTION.",
-)
-@splice_option(help="A compiled skill, a segment file, or a text. Repeatable.")
-@memory_option(
-    help="A skill that is kept just before the question, as a profile of the user. A session remembers it, and each of "
-    "its turns moves it there.",
-)
-@click.option(
-    "--image",
-    "images",
-    type=click.Path(),
-    multiple=True,
-    metavar="FILE",
-    help="An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
-)
-@erratum_option(
-    callback=errata_of_skills,
-    help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
-    "Or free text, before the question. Repeatable; of a field the last one wins.",
-)
-@field_option(
-    metavar="NAME=VALUE",
-    help="The same, by the default method of the model or that of --method. Repeatable.",
-)
-@click.option(
-    "--method",
-    metavar="METHOD",
-    help="How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
-    "recompute, stale.  [default: config.yaml's for the model, else field+erratum]",
-)
-@system_option
-@click.option(
-    "--session",
-    cls=SingleOption,
-    type=SessionName(),
-    metavar="NAME",
-    help="Start a session of that name, or continue it.",
-)
-@click.option(
-    "--result",
-    "results",
-    multiple=True,
-    metavar="TOOL=TEXT",
-    help="In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
-    "standard input. Repeatable, in the order of the calls.",
-)
-@think_option
-@click.option(*("--max-think", "max_think"), type=Number(0), default=512, help="At most so many tokens of reasoning.")
-@click.option("--choices", cls=SingleOption, metavar="A,B,...", help="Decide among these answers.")
-@click.option(
-    *("-j", "--json-schema", "json_schema"),
-    cls=SingleOption,
-    metavar="FILE",
-    help="Answer with JSON that is valid by this schema: a file, or the schema itself.",
-)
-@click.option(
-    "--grammar",
-    cls=SingleOption,
-    metavar="FILE",
-    help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
-)
-@click.option(
-    *("-n", "--max-tokens", "--predict", "--n-predict", "max_tokens"),
-    type=Number(1, special=-1),
-    default=256,
-    help="At most so many tokens of answer, -1: until the answer or the context ends.",
-)
-@temperature_option("--temp", "--temperature", "temperature")
-@click.option("--top-k", type=Number(0), default=40, help="Sample from the k likeliest tokens, 0: all.")
-@click.option("--top-p", type=Number(0, 1, kind=float), default=0.95, help="Sample from the likeliest, p in all.")
-@click.option("--min-p", type=Number(0, 1, kind=float), default=0.05, help="Not below p of the likeliest.")
-@click.option(
-    "--repeat-penalty",
-    type=Number(0, above=True, kind=float),
-    default=1.0,
-    help="Penalty on repeated tokens, 1: none.",
-)
-@click.option(
-    "--seed", type=Number(0, 2**32 - 1), help="Seed for --temp above 0.  [default: random, shown in the JSON]"
-)
-@click.option(
-    "--seam",
-    type=Number(0),
-    help="Tokens to recompute at the start of a skill that is preceded by a different context than at compile time.  "
-    "[default: as measured, else 1]",
-)
-@click.option(
-    "--place",
-    type=click.Choice(["early", "late"]),
-    help="Skills in the system message, or right before the question.  [default: as measured, else early]",
-)
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).")
-@click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
-@click.option(
-    "--exact",
-    is_flag=True,
-    help="Reuse a skill only where its cache is that of a prefill of the whole prompt, and decode it everywhere else.",
-)
-@click.option(
-    "--decode",
-    type=SkillName(),
-    multiple=True,
-    metavar="NAME",
-    help="Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
-)
-@click.option("--recompute", is_flag=True, help="Decode the same tokens instead of splicing, to compare.")
-@click.option("--explain", is_flag=True, help="Dry run: each piece of the prompt, how it would be made, and why.")
+@option("-p --prompt", "The question, instead of QUESTION.", cls=SingleOption, rare=True, metavar="TEXT")
+@option("-f --file", "A text that precedes QUESTION.", cls=SingleOption, type=FILE_OR_PIPE, metavar="FILE")
+@option("--session", "Start a session of that name, or continue it.", cls=SingleOption, type=SessionName())
+@question_options(errata={"callback": errata_of_skills})
+@option("--explain", "Dry run: each piece of the prompt, how it would be made, and why.", is_flag=True)
 @json_option
-@click.option("--no-stream", is_flag=True, help="Print the answer when it is complete.")
-@click.option(
+@option("--no-stream", "Print the answer when it is complete.", rare=True, is_flag=True)
+@option(
     "--gain/--no-gain",
+    "End with a line on stderr: what splicing saved.  [default: on a terminal]",
+    rare=True,
     default=True,
     show_default=False,
-    help="End with a line on stderr: what splicing saved.  [default: on a terminal]",
 )
-@click.option(
+@option(
     "--batch",
-    cls=SingleOption,
-    type=click.Path(path_type=Path, allow_dash=True),
-    metavar="FILE",
-    help="Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
+    "Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
     "(docs/json.md).",
+    cls=SingleOption,
+    type=FILE_OR_PIPE,
+    metavar="FILE",
 )
-@click.option("--parallel", type=Number(1, 64), help="Questions of --batch to answer at a time.  [default: 16]")
-@click.option(
+@option("--parallel", "Questions of --batch to answer at a time.  [default: 16]", rare=True, type=Number(1, 64))
+@option(
     "--server",
+    "Send the question to a running notes serve of this user, which has the model loaded: auto (if there is one), off, "
+    "or an address.",
     type=server_name,
     envvar="NOTES_SERVER",
     default=OFF,
     metavar="WHICH",
-    help="Send the question to a running notes serve of this user, which has the model loaded: auto (if there is "
-    "one), off, or an address.",
 )
 @model_options
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:
@@ -251,12 +120,12 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
             from notes_cli.commands.ask_server import refusal
 
             raise refusal(given["server"], "--batch is answered here alone, and shares its cells itself")
-        answer_all(batch, parallel, given, REQUEST)
+        answer_all(batch, parallel, given)
         return
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    ask = parse_command(question[0] if question else None, prompt, file, given, REQUEST)
+    ask = parse_command(question[0] if question else None, prompt, file, given)
     document: Mapping[str, Any] | None = None
     if given["server"] != OFF:
         from notes_cli.commands.ask_server import ask_server
@@ -280,7 +149,7 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
     from notes_cli.runtime import answering
 
     request = request_of(ask.options)
-    with open_workspace(quiet=ask.json, begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
+    with open_workspace(begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
         callbacks, goes_on = printer.callbacks(workspace), False
         memory: str | None = None
         if ask.explain:
@@ -311,8 +180,8 @@ def _times(document: Mapping[str, Any]) -> str:
 
 
 def _gain(document: Mapping[str, Any]) -> str:
-    """Return the line of --gain: tokens spliced and decoded, time to the first token (with reasoning, to the end of the
-    prompt), and the prefill time saved."""
+    """Return the line of --gain: tokens spliced and decoded, time to the first token (with
+    reasoning, to the end of the prompt), and the prefill time saved."""
     tokens, ms = document["tokens"], document["ms"]
     event, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
     rest = f"spliced, {tokens['decoded']:,} decoded; {event} in {human_time(wait / 1000)}{_saved(document)}"
@@ -351,22 +220,21 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 }
 
 
-def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], names: Collection[str]) -> None:
-    """Answer the questions of a file or of stdin ("-"). `names`: parameters that are options of the request. Raises
-    NotesError at the end if a line failed."""
+def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
+    """Answer the questions of a file or of stdin ("-"). Raises NotesError at the end if a line failed."""
     from notes_cli.commands.remedies import print_notice, worded
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
-    for parameter, option in _EXCLUDED.items():
+    for parameter, flag in _EXCLUDED.items():
         if named(parameter):
-            raise click.UsageError(f"{option} does not go with --batch, whose lines hold the questions")
+            raise click.UsageError(f"{flag} does not go with --batch, whose lines hold the questions")
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]  # the same for all lines
     constraints = {"choices": answers_of(given["choices"]), **read_constraints(given)}  # read files once
     given = {**given, "seed": seed, **constraints, "session": None}
     with ExitStack() as stack:
-        lines = _Lines(stack.enter_context(_open(source)), given, names)
-        model = stack.enter_context(open_model(quiet=given["json_"], **given))
+        lines = _Lines(stack.enter_context(_open(source)), given)
+        model = stack.enter_context(open_model(**given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
         callbacks = Callbacks(on_notice=print_notice, progress=watch)
         done = failed = 0
@@ -402,10 +270,10 @@ class _Lines:
     """Iterates over the requests of a file, with an error for an invalid line. `waiting`: number, id and request of
     lines without an answer yet."""
 
-    def __init__(self, file: BinaryIO, given: Mapping[str, Any], names: Collection[str]) -> None:
+    def __init__(self, file: BinaryIO, given: Mapping[str, Any]) -> None:
         self.waiting: deque[tuple[int, Any, Request | None]] = deque()
         self.ended = False
-        self._file, self._given, self._names = file, given, names
+        self._file, self._given = file, given
 
     def __iter__(self) -> Iterator[Request | NotesError]:
         number = 0
@@ -422,7 +290,7 @@ class _Lines:
                     continue
                 line = _parse(text)
                 key = line.get("id")
-                request = _request(line, self._given, self._names)
+                request = _request(line, self._given)
             except NotesError as error:
                 self.waiting.append((number, key, None))
                 yield error
@@ -473,18 +341,16 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-def keys_of(names: Collection[str]) -> tuple[str, ...]:
-    return ("question", "id", *(name for name in names if name not in _NO_KEYS))
+KEYS = ("question", "id", *(name for name in QUESTION if name not in _NO_KEYS))
 
 
-def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> Request:
+def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     """Return the request of a line, with defaults from the command line. Raises NotesError if it is invalid."""
     options: dict[str, Any] = {}
-    keys = keys_of(names)
     for name, value in line.items():
         key = name.replace("-", "_")
-        if key not in keys:
-            raise NotesError(f"there is no key {name[:64]!r} in a line", f"The keys are {', '.join(keys)}")
+        if key not in KEYS:
+            raise NotesError(f"there is no key {name[:64]!r} in a line", f"The keys are {', '.join(KEYS)}")
         if value is None and key != "question":  # as if missing
             continue
         if key in options:
@@ -501,7 +367,7 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collectio
     if any(key in options for key in _CONSTRAINTS):  # replaces all constraints of the command line
         options = {**dict.fromkeys(_CONSTRAINTS), **options}
     try:
-        return request_of(options_of(question, {**given, **options}, names))
+        return request_of(options_of(question, {**given, **options}))
     except click.UsageError as error:
         raise NotesError(error.format_message()) from error
 

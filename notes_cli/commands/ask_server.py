@@ -64,7 +64,7 @@ def _find(ask: AskCommand, given: Mapping[str, Any]) -> tuple[Server, ModelChoic
     if not servers:
         raise Declined("none is running" if word == AUTO else "no notes serve of this user is running there")
     try:
-        choice = choose_model(quiet=ask.json, begins=True, **given)
+        choice = choose_model(begins=True, **given)
     except (NotesError, click.UsageError) as error:
         if word != AUTO:
             raise

@@ -14,26 +14,21 @@ from notes_cli.commands.options import (
     Number,
     SessionName,
     errata_of_skills,
-    erratum_option,
-    memory_option,
     model_options,
     named,
     open_model,
-    splice_option,
-    system_option,
-    temperature_option,
-    think_option,
     without_memory,
 )
 from notes_cli.commands.remedies import worded
-from notes_cli.commands.request import AnswerPrinter, AskCommand
-from notes_cli.commands.terminal import standard_input
+from notes_cli.commands.request import AnswerPrinter, AskCommand, question_options
+from notes_cli.commands.terminal import Command, standard_input
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model, Session
 
 PROMPT, MORE = "> ", ". "
+QUESTION = ("splice", "memory", "errata", "system", "think", "max_tokens", "temperature")  # options of each
 HELP = """/erratum FIELD=VALUE  correct a field, or anything in words; it comes with the next question
 /splice NAME          splice a skill with the next question
 /skills               the skills of this conversation, and the compiled ones
@@ -43,20 +38,13 @@ HELP = """/erratum FIELD=VALUE  correct a field, or anything in words; it comes 
 A line that ends with \\ goes on in the next one."""
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", required=False, type=SessionName())
-@splice_option(help="A compiled skill. Repeatable.")
-@memory_option(help="A skill that is kept just before each question. The conversation remembers it.")
-@erratum_option(callback=errata_of_skills, help="A correction, as in notes ask. Repeatable.")
-@system_option
-@think_option
-@click.option(
-    *("-n", "--max-tokens", "max_tokens"),
-    type=Number(1),
-    default=1024,
-    help="At most so many tokens of an answer.",
+@question_options(
+    *QUESTION,
+    errata={"callback": errata_of_skills},
+    max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024},
 )
-@temperature_option("--temp", "temperature")
 @model_options
 def command(name: str | None, **given: Any) -> None:
     """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.
@@ -71,9 +59,7 @@ def command(name: str | None, **given: Any) -> None:
       notes chat --splice returns < questions.txt
     """
     name = name or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
-    options = {
-        key: given.pop(key) for key in ("splice", "memory", "errata", "system", "think", "max_tokens", "temperature")
-    }
+    options = {key: given.pop(key) for key in QUESTION}
     with open_model(session=name, begins=True, **given) as model, model.session(name) as session:
         turns = f", {output.counted(session.turns, 'turn')} so far" if session.turns else ""
         output.say(f"session {name} with {model.name}{turns}; /help")
@@ -117,7 +103,7 @@ class Chat:
             self._ask(line)
         except NotesError as error:
             self.failed += 1
-            output.say(worded(error))
+            output.error(worded(error))
         return True
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ from notes_cli.commands.options import (
     open_model,
 )
 from notes_cli.commands.remedies import print_callbacks, worded
-from notes_cli.commands.terminal import GroupedCommand
+from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, storage_type
 from notes_cli.text.names import human_time, name_of
@@ -50,51 +50,44 @@ def number_of_blocks(value: Any) -> Any:
     return number
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=Command)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
-@click.option(
+@option(
     "--from",
-    "segment",
+    "Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
+    name="segment",
     metavar="SEGMENT",
-    help="Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
 )
-@click.option(
+@option(
     "--all",
-    "all_",
+    "Every Agent Skill of the project and of the user: .agents/skills and .claude/skills.",
+    name="all_",
     is_flag=True,
-    help="Every Agent Skill of the project and of the user: .agents/skills and .claude/skills.",
 )
-@click.option(
-    "--stale", is_flag=True, help="Every skill of the library whose text, model or settings have changed since."
-)
-@click.option(
+@option("--stale", "Every skill of the library whose text, model or settings have changed since.", is_flag=True)
+@option(
     "--together",
+    "Compile the SOURCEs as one skill of this name, in their order: each is read after those before it.",
     metavar="NAME",
-    help="Compile the SOURCEs as one skill of this name, in their order: each is read after those before it.",
 )
-@click.option("--name", metavar="NAME", help="Name in the library.  [default: front matter, folder or file name]")
-@click.option(
-    "-o", "--output", "target", type=Target(path_type=Path), help="Write the segment here, not into the library."
+@option("--name", "Name in the library.  [default: front matter, folder or file name]", metavar="NAME")
+@option("-o --output", "Write the segment here, not into the library.", name="target", type=Target(path_type=Path))
+@option(
+    "-f --force", "Compile even if nothing has changed, or replace a skill that came from another file.", is_flag=True
 )
-@click.option(
-    "-f",
-    "--force",
-    is_flag=True,
-    help="Compile even if nothing has changed, or replace a skill that came from another file.",
-)
-@click.option(
+@option(
     "--blocks",
+    "Compile the text in S parts, or in one for each heading (headings).",
+    rare=True,
     type=number_of_blocks,
     metavar="S",
-    help="Compile the text in S parts, or in one for each heading (headings).",
 )
-@click.option(
+@option(
     "--kv",
+    "Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
     type=click.Choice(KEPT_TYPES),
     metavar="TYPE",
-    help="Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
 @json_option
 @model_options
 def command(
@@ -108,7 +101,6 @@ def command(
     force: bool,
     blocks: Any,
     kv: str | None,
-    quiet: bool,
     json_: bool,
     **model: Any,
 ) -> int:
@@ -172,7 +164,7 @@ def command(
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
     words, joins = _expand_sources(sources, together, name, target)
-    notify = (lambda text: None) if quiet or json_ or stale else output.say
+    notify = (lambda text: None) if stale else output.remark
     for source in sources:  # the texts of a folder without skills may surprise
         count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
         if count:
@@ -190,7 +182,7 @@ def command(
             if not several:
                 raise
             why = failed[word] = worded(error)
-            output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
+            output.error(why if word in why else f"{word}: {why}")
 
     skills: list[Source] = []
     if segment is not None:
@@ -215,18 +207,16 @@ def command(
                 output.say(f"warning: {warning}")
     done: list[dict[str, Any]] = []
     if skills:
-        with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
+        with open_model(**model) as opened, opened.compiling():
             for wanted in skills:
                 with collecting(wanted.word):
                     shape = shape_of(opened, known, wanted, Shape(blocks, kv))
-                    done.append(
-                        _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
-                    )
+                    done.append(_compile(opened, wanted.skill, target, force, shape, fresh_only=bool(stale)))
                     if not json_ and not (stale and done[-1]["up_to_date"]):
                         output.data(done[-1]["path"])
     if json_:
         output.as_json({"version": 1, "compiled": done, "failed": failed})
-    elif stale and not quiet and (same := sum(facts["up_to_date"] for facts in done)):
+    elif stale and (same := sum(facts["up_to_date"] for facts in done)):
         output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
     return 1 if failed else 0
 
@@ -288,7 +278,6 @@ def _compile(
     target: Path | None,
     force: bool,
     shape: Shape,
-    quiet: bool,
     fresh_only: bool = False,
 ) -> dict[str, Any]:
     """Compile one skill, print the outcome, and return its JSON document."""
@@ -297,13 +286,13 @@ def _compile(
 
     skill = skill_of(model.workspace, wanted)
     how = attributes(shape, "blocks", "kv")
-    compiled = model.bring_up_to_date(skill, output=target, force=force, callbacks=print_callbacks(quiet), **how)
+    compiled = model.bring_up_to_date(skill, output=target, force=force, callbacks=print_callbacks(), **how)
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
-    if not quiet and (compiled.reasons or not fresh_only):
+    if compiled.reasons or not fresh_only:
         carried = info.carry is not None
         limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
-        output.say(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
+        output.remark(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
     return {
         "name": skill.name,
         "path": str(compiled.path),

@@ -8,10 +8,11 @@ import click
 from click.core import ParameterSource
 
 from notes_cli import config, output
-from notes_cli.commands.terminal import defaults_of, settings_for
+from notes_cli.commands.options import json_option
+from notes_cli.commands.terminal import Group, defaults_of, flag_of, settings_for
 
 
-@click.group(options_metavar="", subcommand_metavar="COMMAND ...")
+@click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
 def command() -> None:
     """Show where settings come from: flags, variables, config.yaml.
 
@@ -23,7 +24,7 @@ def command() -> None:
 
 @command.command("show")
 @click.argument("name", default="ask", metavar="[COMMAND]")
-@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+@json_option
 def show_command(name: str, json_: bool) -> None:
     """Show the model and the settings that a command (ask) gets without options, and where each comes from. Others have
     their default: notes COMMAND --help.
@@ -57,8 +58,7 @@ def _settings(name: str) -> list[tuple[str, Any, str]]:
             rows.append(("model", model_argument(default_model()), "default"))
         elif source in (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP) and value != ():
             where = str(option.envvar if source is ParameterSource.ENVIRONMENT else config.paths().config)
-            flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
-            rows.append((flag.lstrip("-"), _as_text(value), where))
+            rows.append((flag_of(option).lstrip("-"), _as_text(value), where))
     return rows
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import SkillName, library, model_option, named
+from notes_cli.commands.options import SkillName, json_option, library
 from notes_cli.commands.remedies import worded
-from notes_cli.errors import Help, ModelError, NotesError, SegmentError
+from notes_cli.commands.terminal import Command, option
+from notes_cli.errors import NotesError, SegmentError
 from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.names import human_age, human_time
 
@@ -78,21 +79,20 @@ _GAP = 2
 _RIGHT = ("tokens", "size", "uses")
 
 
-@click.command()
-@click.option(*("-l", "--long"), is_flag=True, help="Also how often each was used, when last, and where its text is.")
-@click.option(
+@click.command(cls=Command)
+@option("-l --long", "Also how often each was used, when last, and where its text is.", is_flag=True)
+@option(
     "--sort",
+    "name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
     type=click.Choice(list(SORTS)),
     default="name",
     metavar="BY",
-    help="name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
-@click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
-@model_option
-def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | None) -> None:
+@option("-q --quiet", "Names only, one a line.", is_flag=True)
+@json_option
+def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
     """List compiled skills, and which of them are out of date: because the text has changed or its file is gone, they
-    are for another model than -m or the settings name, or were written in another format. No model is loaded;
+    are for another model than the settings name, or were written in another format. No model is loaded;
     `notes compile --stale` looks closer, and compiles them again.
 
     \b
@@ -102,7 +102,7 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
       notes ls -q | xargs notes rm
     """
     store = library()
-    rows = sorted(_rows(model), key=SORTS[sort])
+    rows = sorted(_rows(), key=SORTS[sort])
     if quiet:
         for name in dict.fromkeys(row.entry.name for row in rows):
             output.result(name)
@@ -125,7 +125,7 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
         output.say(f"no compiled skills yet in {store.folder}. {how}")
 
 
-def _rows(model: str | None) -> list[_Row]:
+def _rows() -> list[_Row]:
     from notes_cli.library.check import LibraryFile, library_files
     from notes_cli.runtime.freshness import stale_reasons
 
@@ -134,7 +134,7 @@ def _rows(model: str | None) -> list[_Row]:
     if not entries:
         return []
     files = {file.path: file for file in library_files(store.folder)}
-    weights = _weights(model)
+    weights = _weights()
     rows = []
     for entry in entries:
         file = files.get(entry.path) or LibraryFile(entry.name, entry.path, 0, 0, 0.0)  # a dangling link
@@ -143,20 +143,16 @@ def _rows(model: str | None) -> list[_Row]:
     return rows
 
 
-def _weights(model: str | None) -> str | None:
+def _weights() -> str | None:
     """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli.library.safe_files import known_sha256
-    from notes_cli.runtime.naming import default_model, model_file
+    from notes_cli.runtime.naming import chosen_model
 
     try:
-        path = model_file(model) if model else default_model()
-        if not path.is_file():
-            raise ModelError(f"{path}: no such model", Help.NAME_MODEL())
+        path = chosen_model()
     except NotesError:
-        if named("model"):
-            raise
         return None
-    return known_sha256(path, config.paths().models / "digests.json")
+    return known_sha256(path, config.paths().models / "digests.json") if path.is_file() else None
 
 
 def _facts(row: _Row) -> dict[str, Any]:
@@ -258,11 +254,11 @@ def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
     return {why: list(dict.fromkeys(names)) for why, names in reasons.items()}
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", type=SkillName())
-@click.option("--text", is_flag=True, help="Only the text, as it was compiled.")
-@click.option("--tokens", is_flag=True, help="Only the token ids, one a line.")
-@click.option("--json", "json_", is_flag=True, help="An array, one object a file (docs/json.md).")
+@option("--text", "Only the text, as it was compiled.", is_flag=True)
+@option("--tokens", "Only the token ids, one a line.", is_flag=True)
+@json_option
 def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """Show the contents of a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
 

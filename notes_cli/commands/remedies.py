@@ -68,8 +68,8 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.OTHER_NAME: "Give it another: --name NAME",
     Help.OTHER_NAME_OR_FORCE: "Give this one another name (--name NAME), or replace that one (--force)",
     Help.OTHER_FILE_OR_FORCE: "Choose another file, or write over it with -f",
-    Help.COMPILE_FILE: "Run: notes compile {source!q} --name {name!q}",
-    Help.COMPILE_SEGMENT: "Run: notes compile --from {path!q}",
+    Help.COMPILE_FILE: "Run: notes compile --force {source!q} --name {name!q}",
+    Help.COMPILE_SEGMENT: "Run: notes compile --from {path!q} --force",
     Help.COMPILE_TEXT: "Compile its text again: notes compile FILE --name {name!q}",
     Help.TAKE_OVER: "To keep it: notes import {path!q}",
     Help.KEEP_AS_OTHER: "To keep it: notes compile {source!q} --name NAME",
@@ -142,13 +142,13 @@ def print_notice(notice: Notice) -> None:
     output.say(worded(notice))
 
 
-def print_callbacks(quiet: bool) -> Callbacks:
-    """Return callbacks that print notices on stderr, and progress unless `quiet`."""
+def print_callbacks() -> Callbacks:
+    """Return callbacks that print notices and progress on stderr."""
     from notes_cli.runtime.request import Callbacks
 
     def watch(
         label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
     ) -> AbstractContextManager[Progress]:
-        return output.progress(label, unit, hidden=quiet, later=later)
+        return output.progress(label, unit, later=later)
 
     return Callbacks(on_notice=print_notice, progress=watch)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import answers_of, named, without_memory
-from notes_cli.commands.terminal import piped_text, read_text
+from notes_cli.commands.options import FieldValue, Number, SkillName, answers_of, named, without_memory
+from notes_cli.commands.terminal import Decorated, SingleOption, option, piped_text, read_text
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -26,9 +26,145 @@ if TYPE_CHECKING:
     from notes_cli.runtime.request import Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
+_row = partial(partial, option)  # an option that is applied later
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 # Options for the first turn of a session only.
 _FIRST_TURN = ("fields", "system", "recompute", "decode", "place", "exact")
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+_SHARE = Number(0, 1, kind=float)
+_CONFIGURED = "  [default: config.yaml's for the model, else "
+# Options of a question, by the field of Request or of SamplerOptions that each sets.
+_QUESTION = {
+    "splice": _row(
+        "--splice", "A compiled skill, a segment file, or a text. Repeatable.", type=SkillName(), multiple=True
+    ),
+    "memory": _row(
+        "--memory",
+        "A skill that is kept just before the question, as a profile of the user. A session remembers it.",
+        cls=SingleOption,
+        type=SkillName(),
+    ),
+    "images": _row(
+        "--image",
+        "An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
+        type=click.Path(),
+        multiple=True,
+        metavar="FILE",
+    ),
+    "system": _row("-s --system", "System text before the skills.", cls=SingleOption, metavar="TEXT"),
+    "results": _row(
+        "--result",
+        "In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
+        "standard input. Repeatable, in the order of the calls.",
+        rare=True,
+        multiple=True,
+        metavar="TOOL=TEXT",
+    ),
+    "errata": _row(
+        "--erratum",
+        "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
+        "free text, before the question. Repeatable; of a field the last one wins.",
+        type=FieldValue(),
+        multiple=True,
+    ),
+    "fields": _row(
+        "--field",
+        "The same, by the default method of the model or that of --method. Repeatable.",
+        type=FieldValue(),
+        multiple=True,
+    ),
+    "method": _row(
+        "--method",
+        "How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
+        f"recompute, stale.{_CONFIGURED}field+erratum]",
+        rare=True,
+        metavar="METHOD",
+    ),
+}
+_ANSWER = {
+    "max_tokens": _row(
+        "-n --max-tokens --predict --n-predict",
+        "At most so many tokens of answer, -1: until the answer or the context ends.",
+        type=Number(1, special=-1),
+        default=256,
+    ),
+    "think": _row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
+    "max_think": _row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
+    "choices": _row("--choices", "Decide among these answers.", cls=SingleOption, metavar="A,B,..."),
+    "json_schema": _row(
+        "-j --json-schema",
+        "Answer with JSON that is valid by this schema: a file, or the schema itself.",
+        cls=SingleOption,
+        metavar="FILE",
+    ),
+    "grammar": _row(
+        "--grammar",
+        "Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
+        cls=SingleOption,
+        rare=True,
+        metavar="FILE",
+    ),
+    "temperature": _row(
+        "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
+    ),
+    "top_k": _row("--top-k", "Sample from the k likeliest tokens, 0: all.", rare=True, type=Number(0), default=40),
+    "top_p": _row("--top-p", "Sample from the likeliest, p in all.", rare=True, type=_SHARE, default=0.95),
+    "min_p": _row("--min-p", "Not below p of the likeliest.", rare=True, type=_SHARE, default=0.05),
+    "repeat_penalty": _row(
+        "--repeat-penalty",
+        "Penalty on repeated tokens, 1: none.",
+        rare=True,
+        type=Number(0, above=True, kind=float),
+        default=1.0,
+    ),
+    "seed": _row(
+        "--seed", "Seed for --temp above 0.  [default: random, shown in the JSON]", rare=True, type=Number(0, 2**32 - 1)
+    ),
+}
+_SPLICE = {  # all are rare
+    "seam": _row(
+        "--seam",
+        "Tokens to recompute at the start of a skill that is preceded by a different context than at compile time."
+        f"{_CONFIGURED}1]",
+        type=Number(0),
+    ),
+    "place": _row(
+        "--place",
+        f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
+        type=click.Choice(["early", "late"]),
+    ),
+    "wording": _row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),
+    "strict": _row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
+    "exact": _row(
+        "--exact",
+        "Reuse a skill only where its cache is that of a prefill of the whole prompt, and decode it everywhere else.",
+        is_flag=True,
+    ),
+    "decode": _row(
+        "--decode",
+        "Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
+        type=SkillName(),
+        multiple=True,
+    ),
+    "recompute": _row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),
+}
+QUESTION = {
+    **_QUESTION,
+    **{name: partial(make, group="Answer") for name, make in _ANSWER.items()},
+    **{name: partial(make, group="Splice", rare=True) for name, make in _SPLICE.items()},
+}
+
+
+def question_options(*names: str, **changes: Mapping[str, Any]) -> Callable[[Decorated], Decorated]:
+    """Return a decorator for these options of a question, by default all. `changes`: what differs there, by name."""
+
+    def decorate(command: Decorated) -> Decorated:
+        for name in reversed(names or [*QUESTION]):
+            how = {"group": "Options", **changes.get(name, {})} if names else changes.get(name, {})
+            command = QUESTION[name](name=name, **how)(command)
+        return command
+
+    return decorate
+
 
 Options = dict[str, Any]  # of a Request, by name, as JSON values
 
@@ -58,11 +194,9 @@ class AskCommand(NamedTuple):
         return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
 
 
-def parse_command(
-    question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any], names: Collection[str]
-) -> AskCommand:
-    """Parse the values of the options, by parameter. `names`: parameters that are options of the request. Raises
-    UsageError and NotesError for invalid combinations and values."""
+def parse_command(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> AskCommand:
+    """Parse the values of the options, by parameter. Raises UsageError and NotesError for invalid combinations and
+    values."""
     results = given["results"]
     if results and (question is not None or prompt is not None or file is not None):
         raise click.UsageError("--result takes the place of a question: give one or the other")
@@ -70,7 +204,7 @@ def parse_command(
         raise click.UsageError("--result goes on with a session: name it with --session")
     text = "" if results else _question(question, prompt, file)
     given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
-    options = options_of(text, given, names)
+    options = options_of(text, given)
     if named("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
@@ -88,9 +222,9 @@ def parse_command(
     )
 
 
-def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) -> Options:
+def options_of(question: str, given: Mapping[str, Any]) -> Options:
     """Return the options of a request, from values of parameters with the same names."""
-    options = {name: given[name] for name in names if name not in _SAMPLING}
+    options = {name: given[name] for name in QUESTION if name not in _SAMPLING}
     if given["memory"]:
         options["splice"] = without_memory(given["splice"], given["memory"])
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]

@@ -15,13 +15,12 @@ from notes_cli.commands.options import (
     Number,
     choose_model,
     errata_of_skills,
-    erratum_option,
     model_options,
     named,
     open_workspace,
-    splice_option,
 )
-from notes_cli.commands.terminal import GroupedCommand
+from notes_cli.commands.request import question_options
+from notes_cli.commands.terminal import Command, flag_of, option
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -41,79 +40,86 @@ NEEDS = ("starlette", "uvicorn", "anyio", "prometheus_client", "httpx")
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client httpx"
 
 
-@click.command(cls=GroupedCommand)
-@click.option("--host", default="127.0.0.1", metavar="NAME", help="Where to listen.")
-@click.option("--port", type=Number(0, 65535), default=8080, help="Where to listen, 0: any that is free.")
-@click.option("--parallel", type=Number(1, 64), default=16, help="Answers at a time.")
-@click.option("--queue", type=Number(0), default=128, help="Requests that may wait; others get 429.")
-@click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
-@click.option("--chunk", type=Number(1), default=256, help="Tokens of prompts to decode in a step.")
-@click.option(
+@click.command(cls=Command)
+@option("--host", "Where to listen.", default="127.0.0.1", metavar="NAME")
+@option("--port", "Where to listen, 0: any that is free.", type=Number(0, 65535), default=8080)
+@option("--parallel", "Answers at a time.", type=Number(1, 64), default=16)
+@option("--queue", "Requests that may wait; others get 429.", rare=True, type=Number(0), default=128)
+@option("--max-tokens", "Tokens of an answer at most.  [default: until the context ends]", rare=True, type=Number(1))
+@option("--chunk", "Tokens of prompts to decode in a step.", rare=True, type=Number(1), default=256)
+@option(
     "--cache-ram",
-    type=Number(0),
-    help="MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
+    "MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
     "at most 8192]",
+    rare=True,
+    type=Number(0),
 )
-@click.option(
+@option(
     "--reuse",
+    "Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
+    rare=True,
     type=click.Choice(("exact", "compiled", "near")),
     default="compiled",
-    help="Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
 )
-@click.option("--max-body", type=Number(1), default=16, help="MiB of a request at most.")
-@click.option(
+@option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
+@option(
     "--api-key",
-    "keys",
+    "A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
+    name="keys",
     multiple=True,
     envvar="NOTES_API_KEY",
     metavar="KEY",
-    help="A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
 )
-@click.option(
+@option(
     "--cors-origin",
-    "origins",
+    "A site whose pages may send requests (CORS). Repeatable.",
+    rare=True,
+    name="origins",
     multiple=True,
     metavar="ORIGIN",
-    help="A site whose pages may send requests (CORS). Repeatable.",
 )
-@click.option("--page/--no-page", default=True, show_default=False, help="A web page at /.  [default: --page]")
-@click.option(
+@option("--page/--no-page", "A web page at /.  [default: --page]", rare=True, default=True, show_default=False)
+@option(
     "--forms/--no-forms",
+    "Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
+    rare=True,
     default=True,
     show_default=False,
-    help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
-@splice_option(
-    help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
+@question_options(
+    "splice",
+    "errata",
+    splice={"help": "A skill for each request that names none and no session: a compiled one, or a text. Repeatable."},
+    errata={
+        "callback": errata_of_skills,
+        "help": "A correction for these requests, as in notes ask, where they have none. Repeatable.",
+    },
 )
-@erratum_option(
-    callback=errata_of_skills,
-    help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
-)
-@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
-@click.option(
+@option("--alias", "What clients may call the model. Repeatable.", name="aliases", multiple=True, metavar="NAME")
+@option(
     "--drain",
+    "Seconds that running answers get when the server ends.",
+    rare=True,
     type=Number(0, kind=float),
     default=30,
-    help="Seconds that running answers get when the server ends.",
 )
-@click.option(
+@option(
     "--upstream",
+    "Load no model, and pass requests on to another server of OpenAI's API, with skills as text.",
     metavar="URL",
-    help="Load no model, and pass requests on to another server of OpenAI's API, with skills as text.",
 )
-@click.option(
+@option(
     "--upstream-key",
+    "The key of that server; better in NOTES_UPSTREAM_KEY, which others cannot see.",
     envvar="NOTES_UPSTREAM_KEY",
     metavar="KEY",
-    help="The key of that server; better in NOTES_UPSTREAM_KEY, which others cannot see.",
 )
-@click.option(
+@option(
     "--skills",
-    "texts",
+    "A text, a skill or a folder of them that requests to --upstream may name, besides compiled ones. Repeatable.",
+    name="texts",
     multiple=True,
     metavar="PATH",
-    help="A text, a skill or a folder of them that requests to --upstream may name, besides compiled ones. Repeatable.",
 )
 @model_options
 def command(
@@ -223,7 +229,7 @@ def _serve_upstream(
 
     for parameter in click.get_current_context().command.params:
         if parameter.name and parameter.name not in WITH_UPSTREAM and named(parameter.name):
-            raise click.UsageError(f"{max(parameter.opts, key=len)} does not go with --upstream, which loads no model")
+            raise click.UsageError(f"{flag_of(parameter)} does not go with --upstream, which loads no model")
     skills = SkillTexts(Library(config.paths().library), texts, splice)
     service = Upstream(target, Placer(skills, options.errata), options)
     with listen(options.host, port) as listening:

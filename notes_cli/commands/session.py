@@ -15,17 +15,18 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
+    FILE_OR_PIPE,
     SessionName,
-    field_option,
     json_option,
     library,
-    model_options,
+    model_settings,
     named,
     open_model,
     own_sessions,
 )
 from notes_cli.commands.remedies import listed, print_callbacks, worded
-from notes_cli.commands.terminal import GroupedCommand, standard_input
+from notes_cli.commands.request import question_options
+from notes_cli.commands.terminal import Command, Group, option, standard_input
 from notes_cli.engine.pieces import Reason
 from notes_cli.errors import SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
@@ -42,7 +43,7 @@ SHORT = 50  # characters of a text in a table, or of a skill's text
 _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
 
 
-@click.group(options_metavar="", subcommand_metavar="COMMAND ...")
+@click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
 def session_command() -> None:
     """List, show, fork, undo, compact, export, import and remove sessions, and forget parts of them. `notes ask
     --session NAME` starts one, or continues it.
@@ -57,8 +58,8 @@ def session_command() -> None:
 
 
 @session_command.command("ls")
-@click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
-@click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
+@option("-q --quiet", "Names only, one a line.", is_flag=True)
+@json_option
 def ls(quiet: bool, json_: bool) -> None:
     """List sessions."""
     sessions = own_sessions()
@@ -87,7 +88,7 @@ def ls(quiet: bool, json_: bool) -> None:
 
 @session_command.command("show")
 @click.argument("name", type=SessionName())
-@click.option("--pieces", is_flag=True, help="A table of the pieces of the prompt, as they are in the KV cache.")
+@option("--pieces", "A table of the pieces of the prompt, as they are in the KV cache.", is_flag=True)
 @json_option
 def show(name: str, pieces: bool, json_: bool) -> None:
     """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
@@ -136,7 +137,7 @@ def show(name: str, pieces: bool, json_: bool) -> None:
 
 @session_command.command("rm")
 @click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@option("-y --yes", "Do not ask.", is_flag=True)
 @json_option
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     """Remove sessions. It asks first: a conversation cannot be repeated.
@@ -185,14 +186,14 @@ def undo(name: str, json_: bool) -> None:
 @session_command.command("compact")
 @click.argument("name", type=SessionName())
 @json_option
-@model_options
+@model_settings()
 def compact(name: str, json_: bool, **model: Any) -> None:
     """Take out the errata that later ones of the same field supersede.
 
     What comes after the first of them is decoded again, so that the session is as if they had never been there. An undo
     puts them back.
     """
-    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome, tokens = session.compact(), session.tokens
     errata = f"{counted(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
     line = (
@@ -209,16 +210,16 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 @session_command.command("forget")
 @click.argument("name")
 @click.argument("parts", nargs=-1, metavar="PART...")
-@click.option(
+@option(
     "--method",
+    "cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
     type=click.Choice(["cut", "suffix"]),
     default="cut",
-    help="cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask. It asks where there is no undo: --method suffix.")
+@option("--dry-run", "Only say what would be done.", is_flag=True)
+@option("-y --yes", "Do not ask. It asks where there is no undo: --method suffix.", is_flag=True)
 @json_option
-@model_options
+@model_settings()
 def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: bool, json_: bool, **model: Any) -> int:
     """Take parts out of a session: a turn (3), turns (3-5), a chain of thought (thought:3), what tools have returned
     (tool:3). `notes session show` has the numbers of the turns.
@@ -243,7 +244,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
         question = f"Forget {' '.join(parts) or 'what was cut before'} of session {name}, and its history, for good?"
         if not output.confirmed(question, ", and no undo. Repeat with -y to forget for good", "nothing was forgotten"):
             return 1
-    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
+    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
@@ -276,8 +277,8 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
 
 @session_command.command("export")
 @click.argument("name", type=SessionName())
-@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option("-f", "--force", is_flag=True, help="Write over a file that is there.")
+@click.argument("file", required=False, type=FILE_OR_PIPE)
+@option("-f --force", "Write over a file that is there.", is_flag=True)
 @json_option
 def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     """Write a session into one file.
@@ -310,8 +311,8 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
 
 
 @session_command.command("import")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--name", metavar="NAME", help="What the session is to be called.  [default: as the file]")
+@click.argument("file", type=FILE_OR_PIPE)
+@option("--name", "What the session is to be called.  [default: as the file]", metavar="NAME")
 @json_option
 def import_(file: Path, name: str | None, json_: bool) -> None:
     """Make a session of an exported file.
@@ -430,18 +431,21 @@ def _lines(label: str, text: str, width: int) -> list[str]:
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=Command)
 @click.argument("name", type=SessionName(), required=False)
-@click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
-@field_option(help="The new value. Repeatable.")
-@click.option(
-    "--method",
-    metavar="METHOD",
-    help="erratum, field, field+erratum, or suffix: decode everything after it again.  [default: config.yaml's for the "
-    "model, else field+erratum]",
+@option("--all", "Correct all sessions that have the field, and later ones.", name="everybody", is_flag=True)
+@question_options(
+    "fields",
+    "method",
+    fields={"help": "The new value. Repeatable."},
+    method={
+        "help": "erratum, field, field+erratum, or suffix: decode everything after it again.  [default: config.yaml's "
+        "for the model, else field+erratum]",
+        "rare": False,
+    },
 )
 @json_option
-@model_options
+@model_settings()
 def edit_command(
     name: str | None, everybody: bool, fields: tuple[str, ...], method: str | None, json_: bool, **model: Any
 ) -> int:
@@ -477,8 +481,8 @@ def edit_command(
             raise click.UsageError("--all corrects by errata: --method is for one session")
         return _correct_all(values, json_, model)
     edits = []
-    with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        for edit in session.edits(values, method, callbacks=print_callbacks(json_)):
+    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
+        for edit in session.edits(values, method, callbacks=print_callbacks()):
             edits.append(edit)
             if not json_:
                 output.result(f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})")
@@ -496,7 +500,7 @@ def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any
     from notes_cli.library.global_errata import GlobalErrata
     from notes_cli.sessions.session import correct
 
-    with open_model(quiet=json_, **model) as opened:
+    with open_model(**model) as opened:
         done = correct(opened.workspace, GlobalErrata(library().folder), values)
     skipped = {name: worded(error) for name, error in done.skipped.items()}
     if json_:

@@ -1,4 +1,4 @@
-"""`notes init`, `paths`, `completion` and `doctor`: copy samples, show paths, complete in shells, report a problem."""
+"""`notes init`, `completion` and `doctor`: copy samples, complete in shells, show the installation and problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from click.shell_completion import BashComplete, get_completion_class, split_arg
 
 from notes_cli import __version__, config, output
 from notes_cli.commands.options import DEMONSTRATION, json_option, model_option, rpc_option
-from notes_cli.commands.remedies import worded
-from notes_cli.errors import NotesError, reason
+from notes_cli.commands.remedies import advice, worded
+from notes_cli.commands.terminal import Command, option
+from notes_cli.errors import Help, NotesError, reason, with_advice
 
 if TYPE_CHECKING:
     from notes_cli.engine.model import Model
@@ -65,13 +66,12 @@ SETTINGS = """\
 """
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="[FOLDER]")
-@click.option("-q", "--quiet", is_flag=True, help="Print the paths alone.")
 @json_option
-def init_command(folder: Path, quiet: bool, json_: bool) -> None:
+def init_command(folder: Path, json_: bool) -> None:
     """Copy the sample skills to FOLDER/skills, to read and to change, and write a config.yaml that explains the
-    settings and sets none (notes paths prints where it is). What is there already stays as it is.
+    settings and sets none (notes doctor config prints where it is). What is there already stays as it is.
 
     \b
     Examples:
@@ -93,8 +93,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
         return
     for line in written:
         output.data(line)
-    if quiet:
-        return
     for line in unchanged:
         output.say(f"{line} is there already, and stays as it is")
     skill = folder / "skills" / "store-handbook"
@@ -133,73 +131,60 @@ PATHS = {
     "config": "settings",
     "library": "compiled skills",
     "sessions": "conversations",
-    "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
+    "models": "what notes pull smollm2 downloads, and what is remembered of models",
     "servers": "your running servers, for notes ask --server",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",
 }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
-@json_option
-def paths_command(place: str | None, json_: bool) -> None:
-    """Show where config.yaml is, and what notes keeps. With the name of a PLACE its path alone.
-
-    NOTES_HOME=FOLDER puts all of it into one folder; without it the cache, state and config folders of this system are
-    used (on Linux those of XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME).
-
-    \b
-    Examples:
-      notes paths
-      "$EDITOR" "$(notes paths config)"
-      du -sh "$(notes paths library)"
-    """
-    paths = config.paths()
-    resources = {name: config.resource(name) for name in ("skills", "prompts")}
-    places = {name: resources.get(name) or getattr(paths, name) for name in PATHS}
-    if json_:
-        output.as_json({"version": 1, **{name: str(path) for name, path in places.items()}})
-    elif place:
-        output.data(str(places[place]))
-    else:
-        missing = {} if places["config"].exists() else {"config": "settings; not there until you write it: notes init"}
-        rows = [(name, str(path), {**PATHS, **missing}[name]) for name, path in places.items()]
-        output.table(("place", "path", "what is there"), rows)
-
-
-@click.command()
 @model_option
 @rpc_option
 @json_option
-def doctor_command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
-    """Show versions, the native library, devices, CPU features, the model found, and where files are.
+def doctor_command(place: str | None, model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
+    """Show versions, the native library, devices, CPU features, the model found, and where files are. Check all files
+    of the library and the sessions, byte by byte, and say how to mend what is wrong. Exits 1 if anything is.
 
-    Exits 1 if something that notes needs is missing.
+    With the name of a PLACE (config, library, sessions, ...) its path alone, and nothing is checked. NOTES_HOME=FOLDER
+    puts all of them into one folder; without it the cache, state and config folders of this system are used (on Linux
+    those of XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME).
 
     \b
     Examples:
       notes doctor
       notes doctor -m qwen3:0.6b
+      "$EDITOR" "$(notes doctor config)"
+      du -sh "$(notes doctor library)"
     """
+    resources = {name: config.resource(name) for name in ("skills", "prompts")}
+    places = {name: str(resources.get(name) or getattr(config.paths(), name)) for name in PATHS}
+    if place:
+        output.data(places[place])
+        return 0
     facts: dict[str, str] = {
         "notes": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
     }
     problems: list[str] = []
-    for check in (_native, _model, _files, _private):
+    for check in (_native, _model, _folders):
         try:
             facts.update(check(model, rpc))
         except NotesError as error:
             problems += {worded(error)} - {*problems}  # an unreachable RPC server fails two checks
+    problems += [problem for problem in _damage() if problem not in problems]
     if json_:
-        output.as_json({"version": 1, **facts, "problems": problems})
-    else:
-        for name, value in facts.items():
-            output.result(f"{name:<18} {value}")
-        for problem in problems:
-            output.result(f"{'PROBLEM':<18} {problem}")
+        output.as_json({"version": 1, **facts, "paths": places, "problems": problems})
+        return 1 if problems else 0
+    for name, value in facts.items():
+        output.result(f"{name:<18} {value}")
+    for name, path in places.items():
+        missing = name == "config" and not Path(path).exists()
+        output.result(f"{name:<18} {path} ({'settings, which notes init writes' if missing else PATHS[name]})")
+    for problem in problems:
+        output.result(f"{'PROBLEM':<18} {problem}")
     return 1 if problems else 0
 
 
@@ -255,24 +240,50 @@ def _context(model: Model) -> dict[str, str]:
     }
 
 
-def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
-    """Check that other users cannot write to the folders of notes."""
+def _folders(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
+    """Check that settings are valid, and that other users cannot write to the folders of notes."""
     from notes_cli.library.safe_files import check_private
 
+    config.load_config()
     paths = config.paths()
     for folder in (paths.library, paths.sessions, paths.models):
         check_private(folder)
     return {}
 
 
-def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
+def _damage() -> Iterator[str]:
+    """Yield the problems of all files that notes keeps, with their remedies, a line each."""
+    from notes_cli.library.check import check_library, check_memory, library_files
+    from notes_cli.sessions.archive import check_sessions
+    from notes_cli.sessions.folder import Sessions
+
     paths = config.paths()
-    settings = config.load_config()
-    return {
-        "library": str(paths.library),
-        "sessions": str(paths.sessions),
-        "config": f"{paths.config}" + ("" if settings else " (not there or empty; notes init writes one)"),
-    }
+    read = size = 0
+    with suppress(NotesError):  # a folder that cannot be read is a problem
+        size = sum(file.nbytes for file in library_files(paths.library))
+    with output.progress("checking", "MB") as update:
+
+        def on_read(nbytes: int) -> None:
+            nonlocal read
+            read += nbytes
+            update(min(read, size), size)
+
+        for findings in (
+            check_library(paths.library, on_read),
+            check_sessions(Sessions(paths.sessions)),
+            check_memory(paths.models),
+        ):
+            try:
+                for finding in findings:
+                    path = "" if str(finding.path) in finding.what else f"{finding.path}: "
+                    remedy = finding.remedy
+                    if remedy is None and finding.mend is not None:
+                        remedy = Help.REMOVE_FILE(path=finding.path)
+                    elif remedy is not None and remedy.help is Help.COMPILE_SEGMENT:
+                        remedy = Help.COMPILE_SEGMENT(path=finding.path)
+                    yield output.line(with_advice(f"{path}{finding.what}", advice(remedy)))
+            except NotesError as error:
+                yield worded(error)
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -308,11 +319,10 @@ complete -o nosort -F _notes_complete notes
 """
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(SHELLS), required=False, metavar="[bash|zsh|fish]")
-@click.option("--install", is_flag=True, help="Write the script for this user, and have the shell read it.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the path alone.")
-def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
+@option("--install", "Write the script for this user, and have the shell read it.", is_flag=True)
+def completion_command(shell: str | None, install: bool) -> None:
     """Print the script by which a shell completes what you type after `notes`: commands and options, compiled skills,
     models by name, fields of the skills in the line, sessions. Without a name it is your shell's.
 
@@ -343,8 +353,7 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
                 with startup.open("ab") as file:
                     file.write((b"\n" if content and not content.endswith(b"\n") else b"") + line(path).encode())
         message += f". To undo it remove the line in {startup} that ends with {MARK!r}"
-    if not quiet:
-        output.say(message)
+    output.say(message)
 
 
 def source(shell: str) -> str:

@@ -1,4 +1,4 @@
-"""Shared by all commands: common options, settings of files, grouped help, texts from stdin and files, forced exit."""
+"""Shared by all commands: options and their help, settings of files, texts from stdin and files, forced exit."""
 
 from __future__ import annotations
 
@@ -7,20 +7,105 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
 from notes_cli import output, signals
 from notes_cli.errors import NotesError, reason
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+SHORT = 40  # characters of a value in a message
 MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
 
 
+class Option(click.Option):
+    """An option of a command. `group`: its heading in help. `rare`: --help-all shows it, --help does not."""
+
+    def __init__(self, *arguments: Any, group: str = "Options", rare: bool = False, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.group, self.rare = group, rare
+
+
+class SingleOption(Option):
+    """An option that may be given once; click would silently take the last value."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        values = opts.get(str(self.name))
+        if isinstance(values, list):
+            if len(values) > 1 and not ctx.resilient_parsing:  # no error during shell completion
+                first, second = (repr(str(value)[:SHORT]) for value in values[:2])
+                raise click.UsageError(
+                    f"there are two values of {flag_of(self)}, {first} and {second}. Leave one out", ctx
+                )
+            opts = {**opts, str(self.name): values[0]}
+        return super().consume_value(ctx, opts)
+
+
+class Setting(Option):
+    """An option of config.yaml and of a variable, which the command line refuses: the session or the segment that a
+    command works on has its own."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, hidden=True, **keywords)
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        if self.name in opts and opts[self.name] is not None and not ctx.resilient_parsing:
+            flag = flag_of(self)
+            where = f"the session or the skill has its own, else {self.envvar} or {flag[2:]}: in config.yaml holds"
+            raise click.UsageError(f"{ctx.command_path} has no option {flag}: {where}", ctx)
+        return super().consume_value(ctx, opts)
+
+
+def option(
+    flags: str, text: str, *, name: str | None = None, cls: type[Option] = Option, **how: Any
+) -> Callable[[Decorated], Decorated]:
+    """Return a decorator for an option with these flags and this text in help. `how`: for click and `cls`."""
+    return click.option(*flags.split(), *([name] if name else []), cls=cls, **{"help": text, **how})
+
+
+def flag_of(parameter: click.Parameter) -> str:
+    """Return the long flag of an option."""
+    return next((flag for flag in parameter.opts if flag.startswith("--")), parameter.opts[0])
+
+
+class Command(click.Command):
+    """A command with its own options in groups in help; those of all commands are in `notes --help`."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, rows in self.help_records(ctx, everything=HELP_ALL in ctx.meta).items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def help_records(self, ctx: click.Context, *, everything: bool) -> dict[str, list[tuple[str, str]]]:
+        """Return the flags and texts of options by heading."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for item in self.params:
+            if isinstance(item, Option) and (everything or not item.rare) and (record := item.get_help_record(ctx)):
+                groups.setdefault(item.group, []).append(record)
+        return groups
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown, every = (sum(map(len, self.help_records(ctx, everything=all_).values())) for all_ in (False, True))
+        more = HELP_ALL not in ctx.meta and shown < every
+        formatter.write_paragraph()
+        first = f"More options: {ctx.command_path} --help-all. For all commands" if more else "Options of all commands"
+        formatter.write_text(f"{first}: notes --help")
+
+
+class Group(click.Group):
+    """A command with subcommands."""
+
+    command_class = Command
+
+
 def add_common_options(command: click.Command, *path: str) -> click.Command:
-    """Add --quiet, --color and environment variables to the command at this path and its subcommands; return it.
+    """Add COMMON and environment variables to the command at this path and its subcommands; return it.
 
     Variables are named like settings: `max-tokens: 3` under `ask:` is NOTES_ASK_MAX_TOKENS=3, with a value per line for
     a repeatable option. --json has none, as errors are printed before options are parsed.
@@ -28,22 +113,19 @@ def add_common_options(command: click.Command, *path: str) -> click.Command:
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():
             add_common_options(subcommand, *path, name)
-        return command
     known = {flag for parameter in command.params for flag in parameter.opts}
-    if "--color" not in known:
-        command = _color_option(command if "--quiet" in known else _quiet_option(command))
+    common = [item for item in COMMON if item.name == HELP_ALL or not isinstance(command, click.Group)]
+    command.params += [copy.copy(item) for item in common if not known.intersection(item.opts)]
     for parameter in command.params:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
             parameter.type = _not_empty(parameter.type)
-    for option in command.params:
-        if not isinstance(option, click.Option):
+        if not isinstance(parameter, click.Option):
             continue
-        if option.multiple:  # a value per line of a variable; click splits at blanks, which keys and paths may contain
-            option.type = copy.copy(option.type)
-            vars(option.type)["split_envvar_value"] = lambda text: list(filter(str.strip, re.split("\r?\n", text)))
-        if option.envvar is None and option.name != "json_":
-            flag = next(flag for flag in option.opts if flag.startswith("--"))
-            option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
+        if parameter.multiple:  # a value per line of a variable; click splits at blanks, which keys and paths may have
+            parameter.type = copy.copy(parameter.type)
+            vars(parameter.type)["split_envvar_value"] = lambda text: list(filter(str.strip, re.split("\r?\n", text)))
+        if parameter.envvar is None and parameter.name not in ("json_", HELP_ALL):
+            parameter.envvar = "_".join(("notes", *path, flag_of(parameter)[2:])).replace("-", "_").upper()
     return command
 
 
@@ -73,17 +155,31 @@ def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) ->
     output.run.quiet = output.run.quiet or value
 
 
-_color_option = click.option(
-    "--color",
-    type=click.Choice(output.COLOURS),
-    metavar="WHEN",
-    envvar="NOTES_COLOR",
-    expose_value=False,
-    callback=_set_colour,
-    help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
-)
-_quiet_option = click.option(
-    *("-q", "--quiet"), is_flag=True, expose_value=False, callback=_set_quiet, help="Nothing on stderr but errors."
+def _help_all(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        output.result(ctx.get_help())
+        ctx.exit()
+
+
+HELP_ALL = "help_all"
+# Options of all commands, unless a command has its own of that name. `notes --help` describes them.
+COMMON = (
+    click.Option(
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help="Nothing on stderr but errors."
+    ),
+    click.Option(
+        ["--color"],
+        type=click.Choice(output.COLOURS),
+        metavar="WHEN",
+        envvar="NOTES_COLOR",
+        expose_value=False,
+        callback=_set_colour,
+        help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
+    ),
+    click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="All its options."
+    ),
 )
 
 
@@ -131,53 +227,6 @@ def _default(option: click.Option, key: str, value: Any) -> Any:
     except click.BadParameter as error:
         raise NotesError(f"{key} in config.yaml: {error.message}") from error
     return values if option.multiple else value
-
-
-MODEL = ("model", "ctx_size", "threads", "gpu_layers", "mmproj")
-EXPERT = (
-    *("batch_size", "ubatch_size", "rpc", "image_min_tokens", "image_max_tokens", "flash_attn"),
-    *("cache_type_k", "cache_type_v", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
-    *("beyond_trained", "carry", "chat_template_file"),
-)
-REST = "Options"
-
-
-class GroupedCommand(click.Command):
-    """A command with its options in groups in help. `groups`: heading -> parameters, in order; the rest comes first."""
-
-    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]] | None = None, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self.groups = {"Model": MODEL, "Expert": EXPERT} if groups is None else groups
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        records = {"help" if "--help" in item.opts else item.name: item.get_help_record(ctx) for item in options}
-        grouped = {name for names in self.groups.values() for name in names}
-        for title, names in {REST: [name for name in records if name not in grouped], **self.groups}.items():
-            rows = [record for name in names if (record := records.get(name))]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-
-SHORT = 40  # characters of a value in a message
-
-
-class SingleOption(click.Option):
-    """An option that may be given once; click would silently take the last value."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
-
-    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
-        values = opts.get(str(self.name))
-        if isinstance(values, list):
-            if len(values) > 1 and not ctx.resilient_parsing:  # no error during shell completion
-                flag = next(flag for flag in self.opts if flag.startswith("--"))
-                first, second = (repr(str(value)[:SHORT]) for value in values[:2])
-                raise click.UsageError(f"there are two values of {flag}, {first} and {second}. Leave one out", ctx)
-            opts = {**opts, str(self.name): values[0]}
-        return super().consume_value(ctx, opts)
 
 
 MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory

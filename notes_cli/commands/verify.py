@@ -11,18 +11,17 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
-    Number,
+    FILE_OR_PIPE,
     SessionName,
     SkillName,
     answers_of,
-    erratum_option,
-    field_option,
     json_option,
     model_options,
     open_model,
 )
 from notes_cli.commands.remedies import print_callbacks, worded
-from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
+from notes_cli.commands.request import question_options
+from notes_cli.commands.terminal import Command, option, piped_text, read_text
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, difference_why, entry_why
 
@@ -35,51 +34,38 @@ if TYPE_CHECKING:
 _WIDE = 100  # columns of a terminal from which on the table has figures
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=Command)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
-@click.option(
-    "--session", type=SessionName(), metavar="NAME", help="Verify a session instead, as it is put back from disk."
-)
-@click.option(
+@option("--session", "Verify a session instead, as it is put back from disk.", type=SessionName())
+@option(
     "--question",
-    "questions",
+    "A question. Repeatable.  [default: the value of each field]",
+    name="questions",
     multiple=True,
     metavar="TEXT",
-    help="A question. Repeatable.  [default: the value of each field]",
 )
-@click.option(
+@option(
     "--questions",
-    "file",
-    type=click.Path(path_type=Path, allow_dash=True),
+    "Questions, one a line (-: standard input).",
+    name="file",
+    type=FILE_OR_PIPE,
     metavar="FILE",
-    help="Questions, one a line (-: standard input).",
 )
-@erratum_option(help="Ask each question with this correction, too. Repeatable.")
-@field_option(metavar="NAME=VALUE", help="Verify edit methods that give the field this value. Repeatable.")
-@click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    metavar="METHOD",
-    help="An edit method. Repeatable.  [default: all]",
+@option("--method", "An edit method. Repeatable.  [default: all]", name="methods", multiple=True)
+@question_options(
+    *("errata", "fields", "choices", "system", "seam", "wording"),
+    errata={"help": "Ask each question with this correction, too. Repeatable."},
+    fields={"help": "Verify edit methods that give the field this value. Repeatable."},
+    choices={"help": "Decide among these answers.  [default: the greedy answer]"},
+    system={
+        "help": "System text before the skills.  [default: some sentences, so that skills have to move, where they can]"
+    },
+    seam={"rare": False},
 )
-@click.option("--choices", metavar="A,B,...", help="Decide among these answers.  [default: the greedy answer]")
-@click.option(
-    *("-s", "--system"),
-    metavar="TEXT",
-    help="System text before the skills.  [default: a few sentences, so that skills have to move, where they can]",
-)
-@click.option(
-    "--seam",
-    type=Number(0),
-    help="Tokens to recompute where a skill begins.  [default: config.yaml's for the model, else 1]",
-)
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).")
-@click.option(
+@option(
     "--save",
+    "Write what was verified into config.yaml for this model: the cheapest method, --seam, --wording, --carry.",
     is_flag=True,
-    help="Write what was verified into config.yaml for this model: the cheapest method (--field), --seam, --wording, "
-    "--carry.",
 )
 @json_option
 @model_options
@@ -158,8 +144,8 @@ def command(
         seam=seam,
         wording=wording,
     )
-    callbacks = print_callbacks(json_)
-    with open_model(quiet=json_, session=session, **model) as opened:
+    callbacks = print_callbacks()
+    with open_model(session=session, **model) as opened:
         if session:
             with opened.session(session, new=False, reading=True) as conversation:
                 comparison, entries = conversation.verify(wanted, callbacks=callbacks), conversation.entries

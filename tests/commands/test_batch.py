@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from notes_cli.commands.ask import LONGEST, REQUEST, keys_of
+from notes_cli.commands.ask import KEYS, LONGEST
 
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat
@@ -107,7 +107,7 @@ def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path) -> None:
     ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
     other = ("--choices", "yes,no", "--seam", 3, "--place", "late", "--wording", "line", "--decode", "returns")
-    keys = [key for key in keys_of(REQUEST) if key != "question"]
+    keys = [key for key in KEYS if key != "question"]
     given = lines('"Why?"', *({"question": "Why?", key: None} for key in keys))
     plain, *others = answers(notes(*ask, *other, "--batch", "-", stdin=given))
     settings = ("method", "place", "seam", "wording")
@@ -150,7 +150,7 @@ def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
         .split("\n## Lines of a batch\n")[1]
         .split("\n## ")[0]
     )
-    assert all(f"`{key}`" in text for key in keys_of(REQUEST))
+    assert all(f"`{key}`" in text for key in KEYS)
 
 
 def test_sessions_and_the_library_stay_as_they_are(notes: Notes, compiled: Path, home: Path) -> None:

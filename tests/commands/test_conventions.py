@@ -12,7 +12,9 @@ import click
 import pytest
 
 from notes_cli.cli import COMMANDS, SYNONYMS, cli, command_named
-from notes_cli.commands.ask import GROUPS, REQUEST, keys_of
+from notes_cli.commands.ask import KEYS
+from notes_cli.commands.request import QUESTION
+from notes_cli.commands.terminal import Command, Setting
 
 from .conftest import Notes, on_a_pty, on_a_terminal, run_apart, run_here
 
@@ -32,15 +34,15 @@ LEAVES = dict(leaves())
 
 
 def test_every_command_has_what_all_have() -> None:
-    """-q, --color, a line of help for each option, a variable for each but --json, and short flags as elsewhere."""
+    """-q, --color, --help-all, help for each option, a variable for each but --json, short flags as elsewhere."""
     usual = {"-m": "--model", "-f": ("--file", "--force"), "-s": "--system", "-o": "--output", "-y": "--yes"}
     usual |= {"-c": "--ctx-size", "-t": "--threads", "-ngl": "--gpu-layers", "-v": "--verbose", "-p": "--prompt"}
     for words, command in LEAVES.items():
         options = [one for one in command.params if isinstance(one, click.Option)]
         flags = {flag: one for one in options for flag in one.opts}
-        assert {"-q", "--quiet", "--color"} <= set(flags), words
+        assert {"-q", "--quiet", "--color", "--help-all"} <= set(flags), words
         assert [one.name for one in options if not one.help] == [], words
-        assert [one.name for one in options if one.envvar is None] in ([], ["json_"]), words
+        assert [one.name for one in options if one.envvar is None] in (["help_all"], ["json_", "help_all"]), words
         for short, long in usual.items():
             assert short not in flags or set(flags[short].opts) & {long, *long}, (words, short)
 
@@ -160,21 +162,47 @@ def test_keys_are_named_as_their_options() -> None:
     from notes_cli.runtime.request import Request
     from notes_cli.serve.parsing import NotesParams
 
-    keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *keys_of(REQUEST)}
+    keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *KEYS}
     for key in keys - ALIKE - {"id", "cache_salt", "match", "reuse", "ask", "given"}:
         assert ONE.get(key, key).replace("_", "-") in flags(), key
 
 
-def test_help_has_its_options_in_groups() -> None:
-    """All options of `notes ask` in one group each, those that few need last."""
-    command = command_named("ask")
-    named = [name for names in GROUPS.values() for name in names]
-    options = {one.name for one in command.params if isinstance(one, click.Option)} | {"help"}
-    assert sorted(named) == sorted(options)
-    shown = run_here("ask", "--help").out
-    headings = re.findall(r"(?m)^([A-Z]\w+):$", shown)
-    assert headings == ["Question", "Corrections", "Answer", "Output", "Model", "Expert"]
-    assert "--seam" in shown.partition("\nExpert:")[2] and "--erratum" in shown.partition("\nAnswer:")[0]
+@pytest.mark.model
+def test_options_of_a_question_are_those_of_a_request() -> None:
+    """Each sets the field of its name, and has its default."""
+    from notes_cli.engine.sampler import SamplerOptions
+    from notes_cli.runtime.request import Request
+
+    defaults = {one.name: one.default for kind in (Request, SamplerOptions) for one in fields(kind)}
+    assert {*(one.name for one in fields(Request))} - ALIKE <= {*QUESTION} <= {*defaults}
+    options = {name: make.keywords for name, make in QUESTION.items() if "default" in make.keywords}
+    assert len(options) > 5 and {name: defaults[name] for name in options} == {
+        name: how["default"] for name, how in options.items()
+    }
+
+
+def test_help_is_what_people_use_and_help_all_the_rest() -> None:
+    """Under headings, in all commands alike; neither has what all commands have, nor settings."""
+    shown, everything = run_here("ask", "--help").out, run_here("ask", "--help-all").out
+    assert re.findall(r"(?m)^([A-Z]\w+):$", shown) == ["Options", "Answer", "Model"]
+    assert re.findall(r"(?m)^([A-Z]\w+):$", everything) == ["Options", "Answer", "Splice", "Model"]
+    for flag in ("--top-k", "--rope-scaling", "--exact"):
+        assert flag not in shown and flag in everything
+    assert shown.endswith("\nMore options: notes ask --help-all. For all commands: notes --help\n")
+    for words, command in LEAVES.items():
+        shown, everything = (run_here(*words, flag).out for flag in ("--help", "--help-all"))
+        rare = [one for one in command.params if getattr(one, "rare", False) and not isinstance(one, Setting)]
+        assert isinstance(command, Command) and ("--help-all" in shown) == bool(rare) and "--color" not in everything
+        assert all(one.opts[-1] in everything for one in rare) and everything.endswith("commands: notes --help\n")
+    assert all(flag in run_here("--help").out for flag in ("--quiet", "--color", "--help-all"))
+
+
+def test_a_session_has_its_model(notes: Notes) -> None:
+    """Its commands have no options of models and contexts; variables and config.yaml hold for them."""
+    refusal = notes("session", "compact", "mine", "-c", 512).refusal(2)
+    assert "has no option --ctx-size: the session" in refusal and "NOTES_CTX_SIZE" in refusal
+    assert "NOTES_ROPE_SCALING" in notes("edit", "--all", "--rope-scaling", "yarn").refusal(2)
+    assert "NOTES_MMPROJ" in notes("import", "x.gguf", "--mmproj", "x").refusal(2)
 
 
 ASK = ("ask", "Why?", "-n", 2)

@@ -192,7 +192,7 @@ def test_the_same_model_elsewhere_is_the_same(
 def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, compiled: Path) -> None:
     """Threads, sizes, flash attention, another type of cache, a setting that is the model's own."""
     for options in (
-        *(("-t", "2"), ("-c", "512"), ("-b", "64", "-ub", "32"), ("-fa", "on"), ("-fa", "off"), ("-ngl", "0")),
+        *(("-t", "2"), ("-c", "512"), ("-ub", "32"), ("-fa", "on"), ("-fa", "off"), ("-ngl", "0")),
         *(("-ctk", "bf16"), ("-ctv", "bf16"), ("--rope-freq-base", "10000"), ("--rope-freq-scale", "1")),
     ):
         assert spliced(notes(*ASK, *options)) > 50, options

@@ -1,4 +1,4 @@
-"""The library: compile, Agent Skills, ls, inspect, rm, prune, fsck, export, import and doctor."""
+"""The library: compile, Agent Skills, ls, inspect, rm, export, import and doctor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, snapshot
+from .conftest import TEXT, Notes
+from .test_messages import kept
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-def test_prune_keeps_what_it_may_not_read(
+def test_rm_keeps_what_it_may_not_read(
     notes: Notes, compiled: Path, unprivileged: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that this user may not read may be up to date; it is not damaged."""
@@ -93,39 +94,38 @@ def test_prune_keeps_what_it_may_not_read(
     compiled.chmod(0o000)
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, _: path != compiled)  # access(2) asks of the real user, root
-        outcome = unprivileged("prune", "--stale", "-y")
+        outcome = unprivileged("rm", "--stale", "-y")
     assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
     compiled.chmod(0o600)
-    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
+    assert notes("rm", "--stale", "-y").out == f"{compiled}\n"
 
 
-def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists files and size before asking; "no" and "yes" both work."""
     monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
-    outcome = notes("prune", "--older-than", "0s", stdin="n\n")
+    outcome = notes("rm", "--older-than", "0s", stdin="n\n")
     assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
     assert "nothing was removed" in outcome.err and compiled.exists()
-    assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
+    assert notes("rm", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
 
 
-def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
-    """Exit 0 without problems; 1 with damage, with advice; --repair sets files aside, and the printed command works."""
-    assert (notes("fsck").code, notes("fsck").out) == (0, "")
+def test_doctor_names_damage_and_the_command_that_mends_it(
+    notes: Notes, skill: Path, compiled: Path, home: Path
+) -> None:
+    """Each file in a line, of which the commands work; nothing is changed. Sound files are no problem."""
+    assert notes("doctor").code == 0 and notes("doctor", "--json").json["problems"] == []
     data = bytearray(compiled.read_bytes())
     data[-40] ^= 1
     compiled.write_bytes(data)
-    (compiled.parent / ".x.gguf.1.tmp").touch()
-    before = snapshot(home)
-    outcome = notes("fsck")
-    assert outcome.code == 1 and outcome.out.startswith(f"damaged: {compiled}") and "2 problems" in outcome.err
-    assert snapshot(home) == before
-    found = notes("fsck", "--json").json
-    assert not found["pass"] and [one["kind"] for one in found["findings"]] == ["damaged", "leftover"]
-    outcome = notes("fsck", "--repair")
-    assert outcome.code == 0 and f"notes compile {skill} --name returns" in outcome.out
-    assert notes("ls", "-q").out == "" and notes("fsck").code == 0
-    aside = compiled.parent / ".damaged" / compiled.name
-    assert notes("compile", "--from", aside).out == f"{compiled}\n"
+    left = compiled.parent / ".x.gguf.1.tmp"
+    left.touch()
+    before = kept(home)
+    outcome = notes("doctor")
+    damaged, leftover = (line.removeprefix("PROBLEM").strip() for line in outcome.out.splitlines()[-2:])
+    assert outcome.code == 1 and str(compiled) in damaged and kept(home) == before
+    assert leftover.endswith(f"Remove it: rm -f {left}") and "PROBLEM" not in "".join(outcome.out.splitlines()[:-2])
+    left.unlink()
+    assert notes(*damaged.split("Run: notes ")[1].split()).out == f"{compiled}\n" and notes("doctor").code == 0
 
 
 @pytest.fixture

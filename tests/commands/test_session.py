@@ -83,12 +83,12 @@ def test_settings_are_for_first_turns(
 
 
 def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
-    """As the message promises: fsck finds nothing to mend, and with free space the session begins."""
+    """As the message promises: doctor finds nothing wrong, and with free space the session begins."""
     ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
     with small_files(10 << 10):
         outcome = notes(*ask)
     assert outcome.code == 1 and "File too large. Nothing was changed" in outcome.err
-    assert notes("fsck").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
+    assert notes("doctor").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
 def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path) -> None:

@@ -367,5 +367,5 @@ def test_what_is_left_to_do_at_the_end_is_done() -> None:
 
 
 def test_bytes_that_wait_are_written_at_the_end() -> None:
-    done = run_with(BUFFERED, "paths")
+    done = run_with(BUFFERED, "doctor", "config")
     assert done.returncode == 0 and done.stdout.startswith("first ")
