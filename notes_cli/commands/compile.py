@@ -262,7 +262,7 @@ def _join(known: Sources, words: list[str], name: str | None) -> Source:
 def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
     """Return the compile options of a skill: those given, else those of its segment in the library, else defaults:
     a block, or one for each tool."""
-    from notes_cli.runtime.freshness import shape
+    from notes_cli.runtime.freshness import Shape, shape
     from notes_cli.text.tools import ToolSet
 
     tools = isinstance(source.skill, ToolSet)

@@ -158,13 +158,5 @@ def forget_uses(segment: Path) -> None:
         _uses_file(segment).unlink()
 
 
-def orphaned_uses(folder: Path) -> list[Path]:
-    """Return the records of segments that no longer exist."""
-    try:
-        return sorted(path for path in (folder / USES).iterdir() if not (folder / path.name).exists())
-    except OSError:
-        return []
-
-
 def _uses_file(segment: Path) -> Path:
     return segment.parent / USES / segment.name
