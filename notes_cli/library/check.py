@@ -16,7 +16,7 @@ from pathlib import Path
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, Help, NotesError, Remedy, SegmentError, UnwritableError, reason
 from notes_cli.library.container import open_segment, peek
-from notes_cli.library.safe_files import HeldError, check_private_file, is_unused, locked, remove_unused
+from notes_cli.library.safe_files import HeldError, is_unused, locked, remove_unused
 from notes_cli.library.segment_files import (
     CHECKPOINTS,
     LOCKS,
@@ -64,7 +64,6 @@ def check_files(folder: Path, on_checked: Callable[[int], object] = lambda size:
 def _check_segment(name: str, path: Path) -> Finding | None:
     info: Segment | None = None
     try:
-        check_private_file(path)
         info = peek(path)
         open_segment(path)
     except DamagedError as error:

@@ -30,7 +30,7 @@ from notes_cli.errors import (
     reason,
 )
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, sweep
+from notes_cli.library.safe_files import HeldError, check_private, locked, sweep
 from notes_cli.library.segment_files import (
     ERRATA,
     forget_uses,
@@ -109,9 +109,7 @@ class Library:
         if not names.is_name(name):
             raise SegmentError(f"{name!r} cannot be the name of a skill", f"Use {names.RULE}")
         check_private(self.folder)
-        path = self.folder / f"{name}.{identity.key}.gguf"
-        check_private_file(path)
-        return path
+        return self.folder / f"{name}.{identity.key}.gguf"
 
     def names(self) -> list[str]:
         """Return the names of all compiled skills."""
@@ -325,7 +323,6 @@ def check_name(segment: Segment, path: Path, name: str) -> None:
 
 def _entry(name: str, path: Path) -> SegmentFile:
     try:
-        check_private_file(path)
         info = peek(path)
         check_name(info, path, name)
         return SegmentFile(name, path, info)

@@ -18,7 +18,7 @@ from notes_cli.library.safe_files import replacing
 from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.library.store import Library
 
-from ..limits import belongs_to_another
+from ..limits import as_a_new_process
 from ..refused import refused
 
 MakeSegment = Callable[..., Segment]
@@ -72,22 +72,22 @@ def test_a_wrong_byte_anywhere_is_found(path: Path, at: int, source: str, remedy
     assert finding.path == path and finding.remedy is not None and finding.remedy.help is remedy
 
 
-def test_files_that_are_left_renamed_newer_or_of_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_left_renamed_or_newer(path: Path) -> None:
     left, begun = path.with_name(f".{path.name}.abc.tmp"), checkpoint_path(path)
-    newer, renamed, foreign = (path.with_name(f"{name}.{'0' * 12}.gguf") for name in ("newer", "renamed", "foreign"))
+    newer, renamed = (path.with_name(f"{name}.{'0' * 12}.gguf") for name in ("newer", "renamed"))
     begun.parent.mkdir()
-    for file in (left, begun, checkpoint_path(renamed), renamed, foreign):
+    for file in (left, begun, checkpoint_path(renamed), renamed):
         file.write_bytes(path.read_bytes())
     os.utime(begun, (time.time() - 2 * OLD,) * 2)
     newer.write_bytes(path.read_bytes().replace(b"notes.format\x04\0\0\0\x01", b"notes.format\x04\0\0\0\x63"))
-    belongs_to_another(foreign, monkeypatch)
     found = {finding.path: (finding.what, finding.remedy and finding.remedy.help) for finding in findings(path)}
-    assert set(found) == {left, begun, newer, renamed, foreign}
-    assert found[left][1] is found[begun][1] is found[foreign][1] is Help.REMOVE_FILE
-    assert found[renamed][1] is Help.TAKE_OVER and "format 99" in found[newer][0] and "belongs to" in found[foreign][0]
+    assert set(found) == {left, begun, newer, renamed}
+    assert found[left][1] is found[begun][1] is Help.REMOVE_FILE
+    assert found[renamed][1] is Help.TAKE_OVER and "format 99" in found[newer][0]
 
 
 def test_a_folder_that_others_can_write_in_is_refused(path: Path) -> None:
     os.chmod(path.parent, 0o777)
+    as_a_new_process()
     with refused(NotesError, "others can write"):
         list(check_files(path.parent))
