@@ -12,8 +12,8 @@ from notes_cli.text.names import human_size
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
+    from notes_cli.engine.segment import Segment
     from notes_cli.library.global_errata import GlobalErratum
-    from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
     from notes_cli.runtime.request import Answer, Prefilled, Request, Settings
@@ -107,11 +107,11 @@ def as_json(piece: Piece) -> dict[str, Any]:
     return {**attributes(piece, *keys), "why": why(piece)}
 
 
-def storage_type(info: SegmentInfo) -> str:
+def storage_type(info: Segment) -> str:
     """Describe the type of K/V in a file, with sizes if quantized."""
     if info.kv == "f16":
-        return info.dtype
-    return f"{info.dtype}, {human_size(info.rows)} of {human_size(info.computed)}"
+        return info.stored_types
+    return f"{info.stored_types}, {human_size(info.nbytes)} of {human_size(info.computed_nbytes)}"
 
 
 def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
         **facts,
         "tokens": len(info.tokens),
         "fields": {span.name: span.value for span in info.fields},
-        "bytes": info.nbytes,
+        "bytes": info.file_size,
         "kv": info.kv,
         "created": info.created,
         "source": info.source or None,

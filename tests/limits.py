@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from notes_cli.library import safe_files
+
 
 @contextmanager
 def few_descriptors(more: int) -> Iterator[None]:
@@ -34,8 +36,14 @@ def few_descriptors(more: int) -> Iterator[None]:
             os.close(descriptor)
 
 
+def as_a_new_process() -> None:
+    """Have folders checked again, as a process does that has not opened them yet."""
+    safe_files._checked.clear()
+
+
 def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the file or folder another owner, or fake it without the right to; root as owner would be accepted."""
+    as_a_new_process()
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
         return

@@ -30,7 +30,7 @@ from notes_cli.text.names import human_time, name_of
 
 if TYPE_CHECKING:
     from notes_cli.api import Model
-    from notes_cli.library.info import SegmentInfo
+    from notes_cli.engine.segment import Segment
     from notes_cli.runtime.freshness import Shape, Source, Sources
     from notes_cli.runtime.recompile import Compiled
     from notes_cli.text.skill import Skill
@@ -290,7 +290,7 @@ def _compile(
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
     if compiled.reasons or not fresh_only:
-        carried = info.carried > 0
+        carried = info.carry is not None
         limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
         output.remark(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
     return {
@@ -301,13 +301,13 @@ def _compile(
         "up_to_date": not compiled.reasons,
         "reasons": list(compiled.reasons),
         **attributes(compiled, "kv", "blocks", "fresh", "decoded"),
-        "bytes": info.nbytes,
+        "bytes": info.file_size,
         "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
         "warnings": [*skill.warnings, *compiled.warnings],
     }
 
 
-def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
+def _line(skill: Skill, compiled: Compiled, info: Segment, fields: list[str]) -> str:
     """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
     from notes_cli.runtime.recompile import NEW
 
@@ -318,7 +318,7 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
         line += f"{part} in {human_time(compiled.seconds)} ({compiled.decoded / compiled.seconds:,.0f} tokens/s)"
     elif compiled.reasons:
         line += part
-    line += f", {output.human_size(info.nbytes)}"
+    line += f", {output.human_size(info.file_size)}"
     if skill.picture:
         line += f", an image of {skill.picture.width} x {skill.picture.height} pixels"
     elif info.pictures:

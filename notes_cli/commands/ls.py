@@ -21,8 +21,8 @@ from notes_cli.explanations import attributes, entry_as_json, storage_type, time
 from notes_cli.text.names import human_age, human_time
 
 if TYPE_CHECKING:
+    from notes_cli.engine.segment import Segment
     from notes_cli.library.check import LibraryFile
-    from notes_cli.library.info import SegmentInfo
     from notes_cli.library.segment_files import Spliced
     from notes_cli.library.store import SegmentFile
     from notes_cli.runtime.freshness import Reason
@@ -236,7 +236,7 @@ def _cell(row: _Row, name: str) -> str:
     if name == "used":
         return f"{human_age(row.file.idle)} ago" if row.file.uses else "never"
     return {
-        "size": output.human_size(info.nbytes),
+        "size": output.human_size(info.file_size),
         "model": row.model,
         "compiled": info.created[:10],
         "uses": str(row.file.uses),
@@ -297,12 +297,12 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "path": str(path),
             "source": info.source or None,
             "left_out": _left_out(info),
-            "bytes": info.nbytes,
+            "bytes": info.file_size,
             "rows": _describe_entries(info),
             "kv": info.kv,
             "tokens": len(info.tokens),
             "compiled_at": f"position {info.base}, after {len(info.context)} tokens"
-            + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
+            + ("" if info.carry else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
             "prefill": prefill,
@@ -320,7 +320,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
         output.as_json(shown)
 
 
-def _left_out(info: SegmentInfo) -> list[str]:
+def _left_out(info: Segment) -> list[str]:
     """Return parts of the skill that are not in its text: front matter, and files that the text refers to."""
     from notes_cli.text.skill import linked_files
 
@@ -328,11 +328,14 @@ def _left_out(info: SegmentInfo) -> list[str]:
     return front + (linked_files(info.text, Path(info.source).parent) if info.source not in ("", "-") else [])
 
 
-def _describe_entries(info: SegmentInfo) -> str:
-    rows = [f"{output.counted(info.layers, 'layer')}, {storage_type(info)}"] if info.layers else []
-    states = [f"recurrent state of {output.counted(info.states, 'layer')}"] if info.states else []
-    carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
-    return "; ".join(rows + states + (carried if info.carried else []))
+def _describe_entries(info: Segment) -> str:
+    layers = {state: len({rows.layer for rows in info.shapes if (rows.part == "state") is state}) for state in (0, 1)}
+    parts = [f"{output.counted(layers[False], 'layer')}, {storage_type(info)}"] if layers[False] else []
+    parts += [f"recurrent state of {output.counted(layers[True], 'layer')}"] if layers[True] else []
+    if info.carry:
+        size = output.human_size(info.carry.nbytes)
+        parts.append(f"{size} to carry it elsewhere, after a seam of {info.carry.seam} tokens")
+    return "; ".join(parts)
 
 
 def _print(facts: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from notes_cli import __version__, config, output
 from notes_cli.commands.options import DEMONSTRATION, json_option, model_settings
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import Help, NotesError, reason, with_advice
+from notes_cli.errors import NotesError, reason, with_advice
 
 if TYPE_CHECKING:
     from notes_cli.engine.model import Model
@@ -252,7 +252,7 @@ def _folders(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
 def _damage() -> Iterator[str]:
     """Yield the problems of all files that notes keeps, with their remedies, a line each."""
-    from notes_cli.library.check import check_library, check_memory, library_files
+    from notes_cli.library.check import check_files, library_files
     from notes_cli.sessions.archive import check_sessions
     from notes_cli.sessions.folder import Sessions
 
@@ -267,20 +267,11 @@ def _damage() -> Iterator[str]:
             read += nbytes
             update(min(read, size), size)
 
-        for findings in (
-            check_library(paths.library, on_read),
-            check_sessions(Sessions(paths.sessions)),
-            check_memory(paths.models),
-        ):
+        for findings in (check_files(paths.library, on_read), check_sessions(Sessions(paths.sessions))):
             try:
                 for finding in findings:
                     path = "" if str(finding.path) in finding.what else f"{finding.path}: "
-                    remedy = finding.remedy
-                    if remedy is None and finding.mend is not None:
-                        remedy = Help.REMOVE_FILE(path=finding.path)
-                    elif remedy is not None and remedy.help is Help.COMPILE_SEGMENT:
-                        remedy = Help.COMPILE_SEGMENT(path=finding.path)
-                    yield output.line(with_advice(f"{path}{finding.what}", advice(remedy)))
+                    yield output.line(with_advice(f"{path}{finding.what}", advice(finding.remedy)))
             except NotesError as error:
                 yield worded(error)
 

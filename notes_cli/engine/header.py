@@ -3,10 +3,6 @@
 The files are opened once, so that the loaded and the hashed bytes are the same: a path may refer to another file later
 (an update, a changed link), a descriptor does not. Writes to an open file show in its timestamps.
 
-Files are not trusted: nothing is allocated for a length before it is compared with the bytes that there are, and
-whatever does not fit raises FormatError. The callers check what the keys mean, and the types that they accept.
-Source of the layout: docs/gguf.md of ggml.
-
 The forecast of reuse lets commands answer without loading the model; an open context is the authority
 (native/notes_graph.cpp). Its lists follow the llama.cpp that is built here; docs/architectures.md has the measurements.
 """
@@ -15,163 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
+from notes_cli.engine.gguf import ARRAY, MAGIC, SCALARS, Cursor, FormatError, open_file, read_head
 from notes_cli.errors import Help, ModelError, reason
-
-MAGIC = b"GGUF"
-UINT32, STRING, ARRAY, UINT64 = 4, 8, 9, 10
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", UINT32: "I", 5: "i", 6: "f", 7: "?", UINT64: "Q", 11: "q", 12: "d"}
-MAX_DIMS = 4
-_LENGTH = struct.Struct("<Q").unpack_from
-
-
-class FormatError(ValueError):
-    """The bytes are not the head of a GGUF file that is read here."""
-
-
-class ShortError(FormatError):
-    """The bytes end before the head does."""
-
-
-class Value(NamedTuple):
-    """The value of a key; of an array its number of elements. `offset`: 8 bytes after it begins, where the bytes of a
-    string do."""
-
-    kind: int
-    value: int | float | bool | str
-    offset: int
-
-
-class Tensor(NamedTuple):
-    """Dimensions with the fastest first, the ggml type, and the offset from the first tensor in bytes."""
-
-    dims: tuple[int, ...]
-    kind: int
-    offset: int
-
-
-class Cursor:
-    """Reads forward in the first bytes of a file."""
-
-    def __init__(self, data: bytes | memoryview = b"", file: BinaryIO | None = None, size: int = 0) -> None:
-        """`file`: of `size` bytes, read as far as needed; strings in it need not be UTF-8. None: all bytes are in
-        `data`."""
-        self._data, self._file, self.size = data, file, size
-        self.at = 0
-
-    def need(self, count: int) -> None:
-        """Have the next `count` bytes in memory. Raise ShortError where there are fewer, FormatError where the file has
-        fewer or its head is too large."""
-        end = self.at + count
-        if end <= len(self._data):
-            return
-        if self._file is None:
-            raise ShortError("it ends too early")
-        if end > self.size:
-            raise FormatError("it ends within its head. Was its download interrupted?")
-        if end > MAX_HEAD:
-            raise FormatError(f"it has a head of more than {MAX_HEAD >> 20} MiB")
-        wanted = min(max(end, 2 * len(self._data), _FIRST), self.size)
-        while len(self._data) < wanted:
-            chunk = self._file.read(wanted - len(self._data))
-            if not chunk:
-                raise FormatError("it became shorter while it was read")
-            self._data = bytes(self._data) + chunk
-
-    def take(self, count: int) -> bytes:
-        self.need(count)
-        self.at += count
-        return bytes(self._data[self.at - count : self.at])
-
-    def numbers(self, codes: str) -> tuple[int, ...]:
-        """Numbers of these types, as `struct` names them."""
-        count = struct.calcsize(f"<{codes}")
-        self.need(count)
-        self.at += count
-        return struct.unpack_from(f"<{codes}", self._data, self.at - count)
-
-    def string(self) -> str:
-        try:
-            return self.take(self.numbers("Q")[0]).decode("utf-8", "replace" if self._file else "strict")
-        except UnicodeDecodeError as error:
-            raise FormatError("it holds a string that is not UTF-8") from error
-
-    def skip_strings(self, count: int) -> None:
-        """Skip strings, of which a vocabulary has a quarter of a million."""
-        data, at, known = self._data, self.at, len(self._data) - 8
-        for _ in range(count):
-            if at > known:
-                self.at = at
-                self.need(8)
-                data, known = self._data, len(self._data) - 8
-            at += 8 + _LENGTH(data, at)[0]
-        self.at = at
-        self.need(0)
-
-
-def read_counts(cursor: Cursor, most: int) -> tuple[int, int, int]:
-    """The version of the format, and the numbers of tensors and of keys, which are `most` each."""
-    if cursor.take(4) != MAGIC:
-        raise FormatError("it is not a GGUF file")
-    (version,) = cursor.numbers("I")
-    if version not in (2, 3):
-        big = version in (2 << 24, 3 << 24)
-        raise FormatError("it is for big-endian machines" if big else f"it is of GGUF version {version}, not 2 or 3")
-    n_tensors, n_keys = cursor.numbers("QQ")
-    if max(n_tensors, n_keys) > most:
-        raise FormatError("it declares too many entries")
-    return version, n_tensors, n_keys
-
-
-def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
-    """The keys and their values, in the order of the file."""
-    values: dict[str, Value] = {}
-    for _ in range(count):
-        key, (kind,) = cursor.string(), cursor.numbers("I")
-        if key in values:
-            raise FormatError("it holds a key twice")
-        offset = cursor.at + 8
-        if kind == STRING:
-            values[key] = Value(kind, cursor.string(), offset)
-        elif kind in SCALARS:
-            values[key] = Value(kind, cursor.numbers(SCALARS[kind])[0], offset)
-        elif kind == ARRAY:
-            of, length = cursor.numbers("IQ")
-            if of == STRING:
-                cursor.skip_strings(length)
-            elif of in SCALARS:
-                nbytes = length * struct.calcsize(f"<{SCALARS[of]}")
-                cursor.need(nbytes)
-                cursor.at += nbytes
-            else:
-                raise FormatError(f"it holds an array of the unknown type {of}")
-            values[key] = Value(kind, length, offset)
-        else:
-            raise FormatError(f"it holds a value of the unknown type {kind}")
-    return values
-
-
-def read_tensors(cursor: Cursor, count: int) -> dict[str, Tensor]:
-    """The tensors by name, in the order of the file."""
-    tensors: dict[str, Tensor] = {}
-    for _ in range(count):
-        name, (n_dims,) = cursor.string(), cursor.numbers("I")
-        if name in tensors:
-            raise FormatError("it holds a tensor twice")
-        if n_dims > MAX_DIMS:
-            raise FormatError(f"it holds a tensor of {n_dims} dimensions")
-        *dims, kind, offset = cursor.numbers(f"{n_dims}QIQ")
-        tensors[name] = Tensor(tuple(dims), kind, offset)
-    return tensors
-
 
 # The names that people know, by llama_ftype (llama.h, enum llama_ftype); "-": a number that is not used any more.
 _FILE_TYPES = (
@@ -181,37 +26,6 @@ _FILE_TYPES = (
 )
 FILE_TYPES = {number: name for number, name in enumerate(_FILE_TYPES.split()) if name != "-"}
 
-# elements of a block -> ggml_type -> bytes of a block (ggml.h)
-_BLOCKS = {
-    1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
-    32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},
-    64: {40: 36},
-    128: {41: 18},
-    256: {
-        10: 84,
-        11: 110,
-        12: 144,
-        13: 176,
-        14: 210,
-        15: 292,
-        16: 66,
-        17: 74,
-        18: 98,
-        19: 50,
-        21: 110,
-        22: 82,
-        23: 136,
-        29: 56,
-        34: 54,
-        35: 66,
-    },
-}
-BLOCKS = {kind: (elements, nbytes) for elements, kinds in _BLOCKS.items() for kind, nbytes in kinds.items()}
-
-_FIRST = 1 << 18  # bytes that are read at once to begin with
-MAX_HEAD = 1 << 27  # bytes; the largest vocabularies take a tenth
-MAX_ENTRIES = 1 << 17  # keys, and tensors
-
 
 @dataclass(slots=True)
 class Header:
@@ -220,7 +34,6 @@ class Header:
     values: dict[str, int | float | bool | str]  # of an array: how many elements it has
     tensors: dict[str, tuple[int, ...]]  # their shapes, as the file has them
     size: int  # bytes of all files
-    missing: int = 0  # bytes that the files lack for their tensors
 
     def text(self, key: str) -> str:
         """A value that is a text, "" if it is none."""
@@ -256,25 +69,22 @@ class Header:
 def read_header(path: Path) -> Header:
     """Read the head of a model, with the tensors of all parts if it is split. Raises ModelError for an invalid or
     incomplete file."""
-    whole: Header | None = None
-    paths = parts(path)
+    paths, whole = parts(path), Header({}, {}, 0)
     for part in paths:
         try:
-            with _opened(part) as cursor:
-                header = _read(cursor)
+            with open_file(part) as file:
+                cursor = Cursor(file, "replace")
+                head = read_head(cursor)
         except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
             raise ModelError(f"{part}: cannot be read ({reason(error)})") from error
-        if header.missing:
-            have = f"{header.size - header.missing:,} of its {header.size:,} bytes"
+        if head.tensors and head.end > cursor.size:
+            have = f"{cursor.size:,} of its {head.end:,} bytes"
             raise ModelError(f"{part}: {have} are there. Was its download interrupted?")
-        if whole is None:
-            whole = header
-        else:
-            whole.tensors |= header.tensors
-            whole.size += header.size
-    assert whole is not None
+        whole.values = whole.values or {key: entry.value for key, entry in head.values.items()}
+        whole.tensors |= {name: tensor.dims for name, tensor in head.tensors.items()}
+        whole.size += cursor.size
     count = whole.number("split.count") or 1
     if count > len(paths):
         raise ModelError(f"{path}: {len(paths)} of its {count} parts are there, by their names")
@@ -284,44 +94,16 @@ def read_header(path: Path) -> Header:
 def read_integers(path: Path, key: str) -> list[int]:
     """Read an array of integers from the metadata of a model; [] if there is none of this name."""
     try:
-        with _opened(path) as cursor:
-            entry = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get(key)
+        with open_file(path) as file:
+            cursor = Cursor(file, "replace")
+            entry = read_head(cursor).values.get(key)
             if entry is None or entry.kind != ARRAY:
                 return []
-            cursor.at = entry.offset - 8
+            cursor.at = entry.offset
             kind, count = cursor.numbers("IQ")
             return [int(number) for number in cursor.numbers(f"{count}{SCALARS[kind]}")] if kind in SCALARS else []
     except (FormatError, OSError):
         return []
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Cursor]:
-    """Open a file to read its head."""
-    # A pipe that is opened would wait for somebody to write into it.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise FormatError("it is not a regular file")
-        if status.st_size < len(MAGIC):
-            raise FormatError("it is not a GGUF file")
-        yield Cursor(file=file, size=status.st_size)
-
-
-def _read(cursor: Cursor) -> Header:
-    _, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
-    values = {key: entry.value for key, entry in read_values(cursor, n_keys).items()}
-    alignment = values.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise FormatError(f"it has an alignment of {alignment}")
-    tensors, end = read_tensors(cursor, n_tensors), 0
-    for tensor in tensors.values():
-        elements, nbytes = BLOCKS.get(tensor.kind, (1, 0))  # of an unknown type: its offset at least
-        end = max(end, tensor.offset + prod(tensor.dims) // elements * nbytes)
-    start = -(-cursor.at // alignment) * alignment
-    whole = max(cursor.size, start + end) if n_tensors else cursor.size
-    return Header(values, {name: tensor.dims for name, tensor in tensors.items()}, whole, whole - cursor.size)
 
 
 _SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
@@ -379,7 +161,7 @@ def open_sources(path: Path) -> list[Source]:
         for part in parts(path):
             opened.append(Source(part))
         magic = opened[0].file.read(4)
-        if magic != b"GGUF":
+        if magic != MAGIC:
             raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r})", "Name a model in GGUF format")
     except BaseException as error:
         for source in opened:

@@ -11,6 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
+from math import prod
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 
 import numpy as np
@@ -116,6 +118,11 @@ class StoredTensor(NamedTuple):
     end: int
     checksum: str
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes without the padding."""
+        return prod(self.shape) * self.dtype.itemsize
+
 
 class StoredLayer(NamedTuple):
     """LayerRows in a file."""
@@ -128,10 +135,10 @@ class StoredLayer(NamedTuple):
 
 class Stored(Sequence[LayerRows]):
     """The layers of a segment in an open file, not checked yet. A context places them from the file (`tensors`, `file`)
-    and checks them on the way. Accessing the layers reads and checks all of them once and closes the file; that may
-    raise the error made by `refused`."""
+    and checks them on the way. Accessing the layers reads and checks all of them once, and lets go of the file; that
+    may raise the error made by `refused`."""
 
-    file: BinaryIO | None = None  # None after reading, and in a copy
+    file: BinaryIO | None  # None after reading
 
     def __init__(self, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
         self.tensors = tuple(tensors)
@@ -139,7 +146,7 @@ class Stored(Sequence[LayerRows]):
         self._rows: tuple[LayerRows, ...] = ()
 
     @abstractmethod
-    def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
+    def read(self) -> tuple[LayerRows, ...]:
         """Read and check all rows. Raises NotesError for a damaged or unreadable file."""
 
     @abstractmethod
@@ -150,23 +157,8 @@ class Stored(Sequence[LayerRows]):
     def rows(self) -> tuple[LayerRows, ...]:
         """All layers, in memory."""
         if self.file is not None:
-            self._rows = self.read(self.file)
-            self.close()
+            self._rows, self.file = self.read(), None
         return self._rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all rows."""
-        sizes = [np.prod(part.shape) * part.dtype.itemsize for layer in self.tensors for part in (layer.k, layer.v)]
-        return int(sum(sizes))
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-
-    def __del__(self) -> None:
-        self.close()
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -338,7 +330,7 @@ class Segment(_Referable):
     context: Tokens  # tokens before the skill when it was compiled: its left context
     fields: tuple[FieldSpan, ...]
     identity: Identity
-    layers: Sequence[LayerRows]  # a tuple, or Stored
+    layers: Sequence[LayerRows]  # a tuple, or Stored; not to be read of a file that was only peeked at
     # K/V that cannot be moved is stored from position 0 on, with the left context and the recurrent state: it can only
     # be restored at the start of a prompt.
     prefix_only: bool = False
@@ -369,11 +361,22 @@ class Segment(_Referable):
     # How the rows of the left context and of the tokens were computed; empty if unknown, or with an image.
     # Of a slice: the tokens only.
     batches: tuple[MicroBatches, ...] = ()
+    # Its file, if it was read from one: path, bytes, checksum of the head, time (UTC, ISO 8601), program and version.
+    path: Path = Path()
+    file_size: int = 0
+    checksum: str = ""
+    created: str = ""
+    writer: str = ""
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(span.name for span in self.fields))
+        names = self.field_names
         shown = ", ".join([*names[:5], *(["..."] if len(names) > 5 else [])])
         return f"Segment({self.name!r}, {len(self)} tokens, fields: {shown or 'none'})"
+
+    @property
+    def field_names(self) -> list[str]:
+        """The distinct names in the order of the text."""
+        return list(dict.fromkeys(span.name for span in self.fields))
 
     @property
     def first(self) -> int:
@@ -399,11 +402,33 @@ class Segment(_Referable):
         return self.media[0].first if self.media else len(self)
 
     @property
+    def shapes(self) -> Sequence[LayerRows | StoredLayer]:
+        """The layers with types and shapes of K and V, which are not read from the file for that."""
+        return self.layers.tensors if isinstance(self.layers, Stored) else self.layers
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all K/V."""
-        if isinstance(self.layers, Stored):
-            return self.layers.nbytes
-        return sum(rows.k.nbytes + rows.v.nbytes for rows in self.layers)
+        return sum(rows.k.nbytes + rows.v.nbytes for rows in self.shapes)
+
+    @property
+    def computed_nbytes(self) -> int:
+        """Bytes of all K/V before any of it was quantized."""
+        of_block = BLOCK * (4 if self.row_type == "f32" else 2)
+        parts = [part for rows in self.shapes for part in (rows.k, rows.v)]
+        return sum(p.nbytes // Q8_0.itemsize * of_block if p.dtype == Q8_0 else p.nbytes for p in parts)
+
+    @property
+    def stored_types(self) -> str:
+        """Types of K and V of attention as text, "f16" or "f16/q8_0"."""
+        parts = [part for rows in self.shapes if rows.part == "attention" for part in (rows.k, rows.v) if part.nbytes]
+        names = ("q8_0" if part.dtype == Q8_0 else f"f{8 * part.dtype.itemsize}" for part in parts)
+        return "/".join(dict.fromkeys(names))
+
+    @property
+    def has_state(self) -> bool:
+        """True if it holds the state of recurrent layers."""
+        return any(rows.part == "state" for rows in self.shapes)
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -424,7 +449,7 @@ class Segment(_Referable):
         part = last - first < len(self)
         if part and self.media:
             raise EngineError(f"{self.name} is an image or has one, so that no part can be taken out")
-        if part and ((self.prefix_only and first) or any(rows.part == "state" for rows in self.layers)):
+        if part and ((self.prefix_only and first) or self.has_state):
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, kept before a first part
         rows = slice(left + first if first else 0, left + last)

@@ -1,52 +1,28 @@
-"""Checks the files of the library and JSON caches, and evicts least recently used segments.
+"""Finds damaged and left files of the library, and evicts the least recently used segments.
 
-Damaged files are moved aside, leftovers of killed processes are removed. A file that a process has open or compiles is
-never removed, and a text that exists nowhere else only if the caller names it as outdated. Images that clients of a
-server sent go first: a client that shows one again sends it again.
+A file that a process has open or compiles is never removed, and a text that exists nowhere else only if the caller
+names it as outdated. Images that clients of a server sent go first: a client that shows one again sends it again.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from notes_cli.errors import (
-    DamagedError,
-    Help,
-    NewerError,
-    NotesError,
-    Remedy,
-    SegmentError,
-    UnwritableError,
-    reason,
-)
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import DamagedError, Help, NotesError, Remedy, SegmentError, UnwritableError, reason
 from notes_cli.library.container import open_segment, peek
-from notes_cli.library.info import SegmentInfo
-from notes_cli.library.safe_files import (
-    OTHERS,
-    HeldError,
-    check_private,
-    check_private_file,
-    is_unused,
-    locked,
-    make_private,
-    remove_unused,
-    sync_folder,
-)
+from notes_cli.library.safe_files import HeldError, is_unused, locked, remove_unused
 from notes_cli.library.segment_files import (
     CHECKPOINTS,
-    FILE,
     LOCKS,
     compile_checkpoints,
     forget_uses,
     lock_of,
-    orphaned_uses,
     remove_checkpoint,
     segment_files,
     uses_of,
@@ -54,161 +30,60 @@ from notes_cli.library.segment_files import (
 from notes_cli.text import names
 from notes_cli.text.names import human_age, human_size
 
-ASIDE = ".damaged"
 OLD = 30 * 86400.0  # seconds after which a checkpoint counts as abandoned
-OnChecked = Callable[[int], object]  # gets the size of each checked file, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem with a file, and its remedy. `mend`, where a repair loses nothing, does it and returns a description of
-    it, or raises OSError or NotesError."""
+    """A problem with a file, and what to do about it."""
 
-    kind: str  # damaged, newer, unreadable, renamed, leftover, orphan, permission, busy
     path: Path
     what: str
     remedy: Remedy | None = None
-    mend: Callable[[], str] | None = None
 
 
-def check_library(folder: Path, on_checked: OnChecked = lambda size: None) -> Iterator[Finding]:
-    """Yield the problems of a library, reading every byte of each segment. Raises NotesError if another user may have
-    made the folder, or it cannot be read."""
+def check_files(folder: Path, on_checked: Callable[[int], object] = lambda size: None) -> Iterator[Finding]:
+    """Yield the problems of a library, reading every byte of each segment; `on_checked` gets the bytes of each. Raises
+    NotesError if another user may have made the folder, or it cannot be read."""
     for name, path in segment_files(folder):
-        yield from _segment(name, path)
         with suppress(OSError):
             on_checked(path.stat().st_size)
-    yield from leftovers(folder)
-    yield from leftovers(folder / CHECKPOINTS)
-    yield from _abandoned(compile_checkpoints(folder))
-    for record in orphaned_uses(folder):
-        yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
-
-
-def check_memory(folder: Path) -> Iterator[Finding]:
-    """Yield the problems of the JSON caches of facts about models, which are computed again without them."""
-    check_private(folder)
-    for path in sorted(folder.glob("*.json")):
-        yield from check_permissions(path)
-        try:
-            json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            problem = f"it is not JSON ({error}); what it held is found out again"
-            yield Finding("damaged", path, problem, mend=_removal(path))
-        except OSError as error:
-            yield Finding("unreadable", path, reason(error))
-    yield from leftovers(folder)
-
-
-def leftovers(folder: Path) -> Iterator[Finding]:
-    """Yield the temporary files of killed processes, not those that are being written."""
-    for path in sorted(folder.glob(".*.tmp")):
+        if path.exists() and (finding := _check_segment(name, path)):  # else it was removed meanwhile
+            yield finding
+    for path in sorted([*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")]):
         with suppress(OSError):  # renamed meanwhile
             if path.is_file() and not path.is_symlink() and is_unused(path):
-                yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
-
-
-def _abandoned(checkpoints: Iterable[Path]) -> Iterator[Finding]:
-    """Yield the checkpoints of compiles that were interrupted long ago."""
-    for path in checkpoints:
+                yield Finding(path, "a process that was killed left it", Help.REMOVE_FILE(path=path))
+    for path in compile_checkpoints(folder):
         with suppress(OSError):  # removed meanwhile
             if time.time() - path.stat().st_mtime > OLD:
                 problem = "a compile was interrupted, and was not taken up again"
-                yield Finding("leftover", path, problem, mend=_removal(path))
+                yield Finding(path, problem, Help.REMOVE_FILE(path=path))
 
 
-def check_permissions(path: Path) -> Iterator[Finding]:
-    """Yield a finding if others can read or write a file of ours, or own it."""
-    try:
-        check_private_file(path)
-        status = path.lstat()
-    except NotesError as error:
-        yield Finding("permission", path, error.what, error.remedy)
-        return
-    except OSError:
-        return
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & OTHERS and stat.S_ISREG(status.st_mode) and hasattr(os, "geteuid"):
-
-        def restrict() -> str:
-            path.chmod(mode & ~OTHERS)
-            return "took the others' rights to it"
-
-        yield Finding("permission", path, f"others have rights to it (mode {mode:o})", mend=restrict)
-
-
-def set_aside(path: Path) -> str:
-    """Move a file into a folder that no library reads. Raises OSError."""
-    aside = aside_of(path)
-    make_private(aside.parent)
-    path.replace(aside)
-    sync_folder(path.parent)
-    return f"moved it to {aside}"
-
-
-def aside_of(path: Path) -> Path:
-    """Return a free path to move a damaged file to."""
-    aside, count = path.parent / ASIDE / path.name, 1
-    while os.path.lexists(aside):
-        count += 1
-        aside = aside.with_name(f"{path.stem}.{count}{path.suffix}")
-    return aside
-
-
-def _segment(name: str, path: Path) -> Iterator[Finding]:
-    yield from check_permissions(path)
-    info: SegmentInfo | None = None
+def _check_segment(name: str, path: Path) -> Finding | None:
+    info: Segment | None = None
     try:
         info = peek(path)
         open_segment(path)
-    except NewerError as error:
-        yield Finding("newer", path, error.what, error.remedy)
     except DamagedError as error:
-
-        def mend() -> str:
-            try:
-                with locked(lock_of(path), wait=0):
-                    with suppress(DamagedError):
-                        open_segment(path)
-                        return "it was compiled again meanwhile"  # checking the rest of the library took long
-                    done = set_aside(path)
-                    forget_uses(path)
-                return done
-            except HeldError:
-                raise SegmentError(f"{name} is being compiled") from None
-
-        yield Finding("damaged", path, error.what, _again(name, path, info), mend)
-    except SegmentError as error:
-        if path.exists():  # else it was removed meanwhile
-            yield Finding("unreadable", path, error.what, error.remedy)
-    else:
-        match = FILE.fullmatch(path.name)
-        if match and (match["key"] != info.identity.key or info.name != name):
-            problem = (
-                f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
-            )
-            yield Finding("renamed", path, problem, Help.TAKE_OVER(path=path))
+        return Finding(path, error.what, _compile_again(name, path, info))
+    except NotesError as error:
+        return Finding(path, error.what, error.remedy)
+    if path.name == f"{info.name}.{info.identity.key}.gguf" and info.name == name:
+        return None
+    what = f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
+    return Finding(path, what, Help.TAKE_OVER(path=path))
 
 
-def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
+def _compile_again(name: str, path: Path, info: Segment | None) -> Remedy:
     """Return the command that compiles a damaged segment again: from its source, or from the segment if its head is
     sound."""
     if info is None:
         return Help.COMPILE_TEXT(name=name)
     if info.source not in ("", "-") and os.path.isfile(info.source):
         return Help.COMPILE_FILE(source=info.source, name=name)
-    return Help.COMPILE_SEGMENT(path=aside_of(path))
-
-
-def _removal(path: Path, *, sure: bool = False) -> Callable[[], str]:
-    """Return a function that removes a file that no process uses."""
-
-    def remove() -> str:
-        if not remove_unused(path, sure=sure):
-            raise SegmentError(f"{path} is in use")
-        return "removed it"
-
-    return remove
+    return Help.COMPILE_SEGMENT(path=path)
 
 
 _PATIENCE = 10.0  # seconds to wait for another process's eviction
@@ -376,7 +251,7 @@ def _is_sent_image(file: LibraryFile) -> bool:
         return False
 
 
-def _is_sent(info: SegmentInfo) -> bool:
+def _is_sent(info: Segment) -> bool:
     return not info.source and any(info.name == names.of_sent(media.sha256) for media in info.media)
 
 

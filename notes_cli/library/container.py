@@ -8,22 +8,22 @@ Names and folders are store.py's.
 
 from __future__ import annotations
 
-import mmap
-import os
+import io
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from notes_cli.engine.header import MAGIC, Cursor, FormatError, ShortError, read_counts, read_values
+from notes_cli.engine.gguf import STRING, UINT32, UINT64, Cursor, FormatError, Head, head_bytes, padded, read_head
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
@@ -35,62 +35,45 @@ from notes_cli.engine.segment import (
     Stored,
     StoredLayer,
     StoredTensor,
-    Tokens,
     Transition,
     quantized,
     values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library.info import (
-    AXES,
-    FORMAT,
-    KIND,
-    MAX_ENTRIES,
-    PICTURES,
-    Head,
-    SegmentInfo,
-    TensorEntry,
-    head_of,
-    metadata,
-    padded,
-    places,
-    read_head,
-    read_info,
-)
+from notes_cli.library.metadata import FORMAT, KIND, Keys, Place, metadata, places
 from notes_cli.library.safe_files import lock_shared, replacing
 
-__all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
-
+DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
-FIRST = 1 << 18  # bytes; holds most heads with the lists after them
+AXES, PICTURES = "notes.axes", "notes.pictures"
 CHUNK = 8 << 20  # bytes of one read
 CHECKSUM = re.compile(r"[0-9a-f]{32}")
-CARRY_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
-ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
+ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs]|carry\.[rab])")
 # Names of K and V tensors by part of a layer.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 
 
 def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> str:
-    """Write the segment to `path`, atomically, with mode 0600. Return the checksum of its head (`checksum_of`). Raises
-    UnwritableError if the disk refuses."""
-    tensors = _tensors(small(segment))
+    """Write the segment to `path`, atomically, with mode 0600. Return the checksum of its head. Raises UnwritableError
+    if the disk refuses."""
+    tensors = _arrays(small(segment))
     values: dict[str, str | int] = {"general.architecture": "notes"}
     values |= {f"notes.{key}": value for key, value in metadata(segment, writer, created).items()}
-    values |= {f"notes.checksum.{name}": _tensor_sum(tensor) for name, tensor in tensors.items()}
+    values |= {f"notes.checksum.{name}": _checksum(tensor) for name, tensor in tensors.items()}
     values |= {HEAD_SUM: NO_DIGEST, "general.name": segment.name}
+    shapes = [_shape(name, tensor) for name, tensor in tensors.items()]
+    values[HEAD_SUM] = xxhash.xxh3_128(head_bytes(values, shapes)).hexdigest()
     try:
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:
-                file.write(head_of(values, tensors))
-                for tensor in tensors.values():
-                    file.write(tensor.reshape(-1).view(np.uint8).data)
-                    file.write(bytes(padded(tensor.nbytes) - tensor.nbytes))
-            return _seal(temporary)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            file.write(head_bytes(values, shapes))
+            for tensor in tensors.values():
+                file.write(tensor.reshape(-1).view(np.uint8).data)
+                file.write(bytes(padded(tensor.nbytes) - tensor.nbytes))
     except OSError as error:
         raise UnwritableError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
+    return str(values[HEAD_SUM])
 
 
 def small(segment: Segment) -> Segment:
@@ -110,7 +93,7 @@ def small(segment: Segment) -> Segment:
 
 
 def open_segment(path: Path) -> Segment:
-    """Read a segment file and check every byte; its K/V are read-only views of the buffer.
+    """Read a segment file and check every byte.
 
     Raises SegmentError if the file is missing, unreadable or of a newer format; DamagedError if it is damaged or not a
     segment.
@@ -124,133 +107,67 @@ def open_segment(path: Path) -> Segment:
 def open_stored(path: Path) -> Segment:
     """Open a segment file whose K/V stay in the file, which is kept open: they are read and checked when a splice or a
     caller needs them, with the errors of open_segment. All else is checked now."""
-    with _segment_errors(path), ExitStack() as opened:
-        file = opened.enter_context(path.open("rb", buffering=0))
+    with _segment_errors(path):
+        file = _File(path)
         lock_shared(file)
-        data, head = _read(file)
-        info = _segment_info(path, data, head)
-        if info.states and not info.prefix_only:
-            raise FormatError("it holds the state of recurrent layers, but not all rows before it")
-        if info.carried and not info.states:
-            raise FormatError("it says how a state is carried, and holds none")
-        segment = Segment(
-            name=info.name,
-            description=info.description,
-            text=info.text,
-            tokens=info.tokens.copy(),
-            base=info.base,
-            context=info.context.copy(),
-            fields=info.fields,
-            identity=info.identity,
-            layers=_FileRows(
-                path, _layers(head, len(info.tokens) + (info.base if info.prefix_only else 0), info.kv), file
-            ),
-            prefix_only=info.prefix_only,
-            carry=_carry(path, file, head, info),
-            blocks=info.blocks,
-            moves=info.moves,
-            source=info.source,
-            tools=info.tools,
-            stamp=info.stamp,
-            kv=info.kv,
-            media=info.media,
-            axes=_axes(file, head, info),
-            projector=info.projector,
-            pictures=_pictures(file, head, info),
-            prefill=info.prefill,
-            backend=info.backend,
-            batches=info.batches,
-        )
-        opened.pop_all()  # _FileRows owns the file
-        return segment
+        return _read(path, file)
 
 
-def peek(path: Path) -> SegmentInfo:
-    """Read a file's metadata; its K/V are neither read nor checked. Errors as in open_segment."""
-    with _segment_errors(path), path.open("rb", buffering=0) as file:
-        info = _segment_info(path, *_read(file))
-        return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # so that the buffer is freed
+def peek(path: Path) -> Segment:
+    """Read a file without its K/V, which are neither checked nor there later, and without the bytes of its images.
+    Errors as in open_segment."""
+    with _segment_errors(path), _File(path) as file:
+        return _read(path, file, whole=False)
 
 
 def checksum_of(path: Path) -> str:
     """Return the checksum of the file's head, which holds those of all tensors. Errors as in open_segment."""
-    with _segment_errors(path), path.open("rb", buffering=0) as file:
-        return str(_read(file)[1].metadata[HEAD_SUM])
+    return peek(path).checksum
+
+
+class _File(io.FileIO):
+    """An open segment file, which is closed when nothing refers to it any more."""
+
+    def array(self, name: str, place: StoredTensor) -> NDArray[Any]:
+        """Read a tensor and verify its checksum; an absent one has no columns."""
+        data = np.empty(place.end - place.offset, np.uint8)
+        buffer, at = data.data, 0
+        self.seek(place.offset)
+        while at < len(data):
+            count = self.readinto(buffer[at : at + CHUNK])
+            if not count:
+                raise FormatError(f"it ends within {name}: it was cut off while it was read")
+            at += count
+        return _tensor(name, place, data) if len(data) else np.empty(place.shape, place.dtype)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _FileRows(Stored):
     """The K/V of a segment file, read when needed."""
 
-    def __init__(self, path: Path, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
+    def __init__(self, path: Path, tensors: Sequence[StoredLayer], file: _File) -> None:
         super().__init__(tensors, file)
         self._path = path
 
-    def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
+    def read(self) -> tuple[LayerRows, ...]:
+        file: Any = self.file
+        result = []
         with _segment_errors(self._path):
-            tensors = [tensor for layer in self.tensors for tensor in (layer.k, layer.v) if tensor.end]
-            if not tensors:
-                return ()
-            start, end = min(tensor.offset for tensor in tensors), max(tensor.end for tensor in tensors)
-            data = _bytes(file, start, end)
             for layer in self.tensors:
-                for kind, tensor in zip(NAMES[layer.part], (layer.k, layer.v), strict=True):
-                    if tensor.end:
-                        chunk = data[tensor.offset - start : tensor.end - start]
-                        _check(chunk, tensor.checksum, f"blk.{layer.layer}.{kind}")
-            return tuple(
-                LayerRows(layer.layer, _rows(data, layer.k, start), _rows(data, layer.v, start), layer.part)
-                for layer in self.tensors
-            )
+                k, v = (f"blk.{layer.layer}.{name}" for name in NAMES[layer.part])
+                result.append(LayerRows(layer.layer, file.array(k, layer.k), file.array(v, layer.v), layer.part))
+        return tuple(result)
 
     def refused(self, why: str, *, damaged: bool) -> SegmentError:
         return _damaged(self._path, why) if damaged else _unreadable(self._path, why)
 
 
-class _FileCarry:
-    """The state transitions of a segment file, read and checked at the first call."""
-
-    def __init__(
-        self, path: Path, tensors: dict[tuple[int, str], StoredTensor], heads: dict[int, int], file: int
-    ) -> None:
-        self._path, self._tensors, self._heads = path, tensors, heads
-        self._file: BinaryIO | None = os.fdopen(os.dup(file), "rb", buffering=0)  # _FileRows closes its own
-        self._read: tuple[Transition, ...] = ()
-
-    def __call__(self) -> tuple[Transition, ...]:
-        if self._file is not None:
-            with _segment_errors(self._path):
-                self._read = tuple(
-                    self._transition(self._file, layer) for layer in sorted({at for at, _ in self._tensors})
-                )
-            self.close()
-        return self._read
-
-    def _transition(self, file: BinaryIO, layer: int) -> Transition:
-        arrays = {}
-        for kind in "rab":
-            tensor = self._tensors.get((layer, kind))
-            if tensor is None:
-                arrays[kind] = np.empty(0, np.float32)
-                continue
-            data = _bytes(file, tensor.offset, tensor.end)
-            _check(data, tensor.checksum, f"blk.{layer}.carry.{kind}")
-            arrays[kind] = _array(data, tensor, tensor.offset)
-        return Transition(layer, arrays["r"], arrays["a"], arrays["b"], self._heads.get(layer, 0))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __del__(self) -> None:
-        if hasattr(self, "_file"):
-            self.close()
-
-
 # ---- writing
 
 
-def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
+def _arrays(segment: Segment) -> dict[str, NDArray[Any]]:
     """Return all tensors by name, without empty ones (no left context; no V)."""
     tensors: dict[str, NDArray[Any]] = {
         "notes.tokens": np.ascontiguousarray(segment.tokens, "<i4"),
@@ -293,64 +210,120 @@ def quantize(values: RowArray, label: str) -> NDArray[Any]:
     return blocks
 
 
-def _tensor_sum(tensor: NDArray[Any]) -> str:
+def _checksum(tensor: NDArray[Any]) -> str:
     digest = xxhash.xxh3_128(tensor.reshape(-1).view(np.uint8).data)
     digest.update(bytes(padded(tensor.nbytes) - tensor.nbytes))
     return digest.hexdigest()
 
 
-def _seal(path: Path) -> str:
-    """Write the checksum of the head into the head, and return it; last, because it covers the other checksums."""
-    with path.open("rb+") as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            head = read_head(view)
-            digest = _head_sum(view, head)
-        file.seek(head.value_offset[HEAD_SUM])
-        file.write(digest.encode())
-    return digest
+def _shape(name: str, tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int, int]:
+    """Return a tensor as head_bytes takes it."""
+    kind = next(kind for kind, dtype in DTYPES.items() if dtype == tensor.dtype)
+    *rows, columns = tensor.shape
+    return name, (columns * BLOCK if kind == 8 else columns, *reversed(rows)), kind, tensor.nbytes
 
 
 # ---- reading
 
 
-def _read(file: BinaryIO) -> tuple[memoryview, Head]:
-    """Return the first bytes of a file, at least up to the end of the lists, and its head, both checked. Each byte is
-    read once, as another process may be writing."""
-    size = os.fstat(file.fileno()).st_size
-    data = _read_on(file, memoryview(b""), min(size, FIRST))
-    while True:
-        try:
-            head = _checked_head(data, size)
-            break
-        except ShortError:
-            if len(data) == size:
-                raise
-            data = _read_on(file, data, min(size, 16 * len(data)))
-    lists = [name for name in LISTS if name in head.tensors]
-    end = max([head.size, *(head.tensors[name].end for name in lists)])
-    data = (_read_on(file, data, end) if end > len(data) else data).toreadonly()
-    for name in lists:
-        entry = head.tensors[name]
-        _check(data[entry.offset : entry.end], _checksum(head, name), name)
-    return data, head
+def _read(path: Path, file: _File, whole: bool = True) -> Segment:
+    """Read and check a file, but for its K/V; `whole`: with the bytes of its images."""
+    cursor = Cursor(file)
+    head = read_head(cursor)
+    values = _values(head)
+    cursor.at = 0
+    if values.get(HEAD_SUM) != _head_sum(cursor.take(head.size), head, values):
+        raise FormatError("the checksum of its head is wrong")
+    tensors = _tensors(head, values, cursor.size)
+    lists = []
+    for name in LISTS:
+        ids = np.empty(0, np.int32)
+        if (place := tensors.pop(name, None)) is not None:
+            cursor.at = place.offset
+            ids = _tensor(name, place, np.frombuffer(cursor.take(place.end - place.offset), np.uint8)).copy()
+            if ids.dtype != np.int32 or ids.ndim != 1 or ids.min() < 0:
+                raise FormatError(f"{name} is not a list of token ids, or holds a negative token id")
+        lists.append(ids)
+    keys = Keys(values)
+    segment = keys.segment(*lists)
+
+    axes, pictures = tensors.pop(AXES, None), tensors.pop(PICTURES, None)
+    found = keys.places(segment.text)
+    if pictures is not None and found and not whole:
+        images = tuple(ImageFile(one.start, one.end, b"") for one in found)
+    else:
+        images = _pictures(None if pictures is None else file.array(PICTURES, pictures), found, segment)
+    layers, carried = _layers(tensors, segment)
+    return replace(
+        segment,
+        layers=_FileRows(path, layers, file),
+        pictures=images,
+        axes=_axes(None if axes is None else file.array(AXES, axes), segment),
+        carry=_carry(path, file, carried, keys, segment) if carried else None,
+        path=path,
+        file_size=cursor.size,
+        checksum=str(values[HEAD_SUM]),
+    )
 
 
-def _bytes(file: BinaryIO, start: int, end: int) -> memoryview:
-    """Read bytes [start, end) of a file."""
-    file.seek(start)
-    return _read_on(file, memoryview(b""), end - start, start).toreadonly()
+def _values(head: Head) -> dict[str, str | int]:
+    """Return the values of a segment's head; raise _NewerError or _OtherKindError for other files."""
+    values = {key: entry.value for key, entry in head.values.items()}
+    version = values.get("notes.format")
+    if isinstance(version, int) and version > FORMAT:
+        raise _NewerError(version)
+    if values.get("general.architecture") != "notes":
+        raise _OtherKindError
+    for key, (kind, _, _) in head.values.items():
+        if kind not in (STRING, UINT32, UINT64):
+            raise FormatError(f"{key[:40]!r} is of type {kind}, which segments do not have")
+    if (version, values.get("notes.kind")) != (FORMAT, KIND):
+        raise _OtherKindError
+    return values  # type: ignore[return-value]
 
 
-def _read_on(file: BinaryIO, data: memoryview, size: int, start: int = 0) -> memoryview:
-    """Return `size` bytes of the file from byte `start` on, of which `data` has been read already."""
-    buffer, at = np.empty(size, np.uint8).data, len(data)
-    buffer[:at] = data
-    while at < size:
-        count = file.readinto(buffer[at : at + CHUNK])  # type: ignore[attr-defined]
-        if not count:
-            raise FormatError(f"it ends at byte {start + at} of {start + size}: it was cut off while it was read")
-        at += count
-    return buffer
+def _head_sum(data: bytes, head: Head, values: Mapping[str, str | int]) -> str:
+    """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
+    if not CHECKSUM.fullmatch(str(values.get(HEAD_SUM))):
+        raise FormatError("it has no checksum")
+    at = head.values[HEAD_SUM].offset + 8
+    return str(xxhash.xxh3_128(data[:at] + NO_DIGEST.encode() + data[at + len(NO_DIGEST) :]).hexdigest())
+
+
+def _tensors(head: Head, values: Mapping[str, str | int], size: int) -> dict[str, StoredTensor]:
+    """Return the places of all tensors in a file of `size` bytes, which must follow each other to its end."""
+    tensors, at = {}, head.size
+    for name, (dims, kind, offset) in head.tensors.items():
+        if kind not in DTYPES or not dims:
+            raise FormatError(f"it holds a tensor of {len(dims)} dimensions and type {kind}, as segments do not")
+        *rows, columns = dims[::-1]
+        if DTYPES[kind] == Q8_0:
+            if columns % BLOCK:
+                raise FormatError(f"it holds rows of {columns} numbers, which are no whole blocks")
+            columns //= BLOCK
+        nbytes = prod(rows) * columns * DTYPES[kind].itemsize
+        if head.size + offset != at or nbytes == 0:
+            raise FormatError("its tensors do not follow each other")
+        checksum = values.get(f"notes.checksum.{name}")
+        if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
+            raise FormatError(f"the checksum of {name[:40]!r} is wrong")
+        tensors[name] = StoredTensor(DTYPES[kind], (*rows, columns), at, padded(at + nbytes), checksum)
+        at = padded(at + nbytes)
+    if at != size:
+        raise FormatError(f"it has {size} bytes, and its head describes {at}")
+    return tensors
+
+
+def _tensor(name: str, place: StoredTensor, data: NDArray[np.uint8]) -> NDArray[Any]:
+    """Return the tensor of these bytes, its padding included, which are checked."""
+    _check(data, place.checksum, name)
+    data.setflags(write=False)
+    return data[: place.nbytes].view(place.dtype).reshape(place.shape)
+
+
+def _check(data: NDArray[np.uint8], checksum: str, name: str) -> None:
+    if xxhash.xxh3_128(data.data).hexdigest() != checksum:
+        raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
 
 @contextmanager
@@ -370,7 +343,7 @@ def _segment_errors(path: Path) -> Iterator[None]:
         ) from error
     except _OtherKindError as error:
         raise DamagedError(f"{path} is a GGUF file but not a compiled segment", Help.LIST_SKILLS()) from error
-    except ValueError as error:
+    except FormatError as error:
         raise _damaged(path, str(error)) from error
 
 
@@ -390,94 +363,17 @@ class _OtherKindError(FormatError):
     """A sound GGUF file of another kind, such as a model."""
 
 
-def _checked_head(data: memoryview, size: int) -> Head:
-    """Parse the head of a file of that size and verify its checksum."""
-    try:
-        head = read_head(data, size)
-    except FormatError:
-        # Other GGUF files and later formats may hold types that the reader does not know: name them in the error.
-        later = _format(data)
-        if later > FORMAT:
-            raise _NewerError(later) from None
-        if data[:4] == MAGIC and len(data) > 256 and b"notes." not in bytes(data[:256]):
-            raise _OtherKindError from None
-        raise
-    version = head.metadata.get("notes.format")
-    if isinstance(version, int) and version > FORMAT:
-        raise _NewerError(version)
-    if head.metadata.get(HEAD_SUM) != _head_sum(data, head):
-        raise FormatError("the checksum of its head is wrong")
-    if version != FORMAT or head.metadata.get("notes.kind") != KIND:
-        raise _OtherKindError
-    return head
-
-
-def _format(data: memoryview) -> int:
-    """Return the format in a file's metadata, even if its tensors cannot be parsed; 0 without one."""
-    try:
-        cursor = Cursor(data)
-        version = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get("notes.format")
-    except FormatError:
-        return 0
-    return version.value if version and isinstance(version.value, int) else 0
-
-
-def _head_sum(data: memoryview, head: Head) -> str:
-    """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
-    at = head.value_offset.get(HEAD_SUM)
-    if at is None or len(str(head.metadata[HEAD_SUM]).encode()) != len(NO_DIGEST):
-        raise FormatError("it has no checksum")
-    digest = xxhash.xxh3_128(data[:at])
-    digest.update(NO_DIGEST.encode())
-    digest.update(data[at + len(NO_DIGEST) : head.size])
-    return digest.hexdigest()
-
-
-def _checksum(head: Head, name: str) -> str:
-    checksum = head.metadata.get(f"notes.checksum.{name}")
-    if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
-        raise FormatError(f"the checksum of {name[:40]!r} is wrong")
-    return checksum
-
-
-def _check(data: memoryview, checksum: str, name: str) -> None:
-    if xxhash.xxh3_128(data).hexdigest() != checksum:
-        raise FormatError(f"the checksum of {name[:40]!r} is wrong")
-
-
-def _segment_info(path: Path, data: memoryview, head: Head) -> SegmentInfo:
-    tokens, context = (_ints(data, head, name) for name in LISTS)
-    if not len(tokens):
-        raise FormatError("it has no tokens")
-    return read_info(path, head, tokens, context, head.end)
-
-
-def _ints(data: memoryview, head: Head, name: str) -> Tokens:
-    entry = head.tensors.get(name)
-    if entry is None:
-        return np.empty(0, np.int32)
-    if entry.dtype != np.int32 or len(entry.shape) != 1:
-        raise FormatError(f"{name} is not a list of token ids")
-    ids: Tokens = _array(data, entry)
-    if ids.min() < 0:
-        raise FormatError(f"{name} holds a negative token id")
-    return ids
-
-
-def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | None:
-    """Read time, row and column of each token where images share positions. They must be as a compile makes them: a
+def _axes(axes: NDArray[Any] | None, segment: Segment) -> NDArray[np.int32] | None:
+    """Check time, row and column of each token where images share positions. They must be as a compile makes them: a
     text token has one position, an image's tokens lie within its own, and later tokens follow them."""
-    entry = head.tensors.get(AXES)
-    shared = sum(image.rows - image.positions for image in info.media)
-    if entry is None:
-        if shared:
+    if axes is None:
+        if segment.positions != len(segment):
             raise FormatError("its images share positions, and it does not say how")
         return None
-    if not info.media or entry.dtype != np.int32 or entry.shape != (len(info.tokens), 3):
+    if not segment.media or axes.dtype != np.int32 or axes.shape != (len(segment), 3):
         raise FormatError(f"{AXES} does not have three numbers for each row of images and texts")
-    axes: NDArray[np.int32] = _checked_array(file, head, AXES).copy()
     at = done = 0
-    for image in (*info.media, None):
+    for image in (*segment.media, None):
         count = (image.first if image else len(axes)) - done
         if (axes[done : done + count] != at + np.arange(count)[:, None]).any():
             raise FormatError(f"{AXES} does not fit its tokens")
@@ -490,88 +386,89 @@ def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | 
     return axes
 
 
-def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[ImageFile, ...]:
-    """Read the image files, whose digests must be those of the encoded images."""
-    entry = head.tensors.get(PICTURES)
-    if entry is None:
-        if info.pictures:
+def _pictures(content: NDArray[Any] | None, found: Sequence[Place], segment: Segment) -> tuple[ImageFile, ...]:
+    """Return the image files, whose digests must be those of the encoded images."""
+    if content is None:
+        if found:
             raise FormatError(f"it has no {PICTURES}")
         return ()
-    end = max((place.byte + place.size for place in info.pictures), default=0)
-    if entry.dtype != np.int32 or not 0 <= entry.nbytes - end < 4:
+    if (
+        content.dtype != np.int32
+        or not 0 <= content.nbytes - max((one.byte + one.size for one in found), default=0) < 4
+    ):
         raise FormatError(f"{PICTURES} is not the bytes of files")
-    data = _checked_array(file, head, PICTURES).tobytes()
-    files = tuple(ImageFile(at.start, at.end, data[at.byte : at.byte + at.size]) for at in info.pictures)
+    data = content.tobytes()
+    files = tuple(ImageFile(one.start, one.end, data[one.byte : one.byte + one.size]) for one in found)
     digests = {file.data: sha256(file.data).hexdigest() for file in files}
-    named = all(info.text.endswith(digests[file.data], file.start, file.end) for file in files)
-    if not named or {image.sha256 for image in info.media} != set(digests.values()):
+    named = all(segment.text.endswith(digests[file.data], file.start, file.end) for file in files)
+    if not named or {image.sha256 for image in segment.media} != set(digests.values()):
         raise FormatError(f"{PICTURES} does not hold the images that its rows are of")
     return files
 
 
-def _carry(path: Path, file: BinaryIO, head: Head, info: SegmentInfo) -> Carry | None:
-    """Return the transitions of recurrent state, if the file has any; they are read when needed."""
-    tensors = {}
-    for name, entry in head.tensors.items():
-        if match := CARRY_NAME.fullmatch(name):
-            if len(entry.shape) != 1 or entry.dtype != np.float32:
-                raise FormatError(f"{name} is not a list of f32")
-            stored = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, _checksum(head, name))
-            tensors[int(match[1]), match[2]] = stored
-    if not tensors:
-        return None
-    return Carry(info.seam, info.tail, info.carried, _FileCarry(path, tensors, info.heads, file.fileno()))
-
-
-def _checked_array(file: BinaryIO, head: Head, name: str) -> NDArray[Any]:
-    """Read a tensor and verify its checksum."""
-    entry = head.tensors[name]
-    data = _bytes(file, entry.offset, entry.end)
-    _check(data, _checksum(head, name), name)
-    return _array(data, entry, entry.offset)
-
-
-def _array(data: memoryview, entry: TensorEntry | StoredTensor, start: int = 0) -> NDArray[Any]:
-    """Return a read-only view of a tensor in `data`, which begins at byte `start` of the file."""
-    return np.frombuffer(data, entry.dtype, prod(entry.shape), entry.offset - start).reshape(entry.shape)
-
-
-def _rows(data: memoryview, tensor: StoredTensor, start: int) -> NDArray[Any]:
-    return _array(data, tensor, start) if tensor.end else np.empty(tensor.shape, tensor.dtype)
-
-
-def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
-    """Return the place of each layer's K and V in the file, by layer and part. Without a V tensor, V has no columns."""
-    rounded = dict(zip(NAMES["attention"], quantized(kv), strict=True))
+def _layers(
+    tensors: Mapping[str, StoredTensor], segment: Segment
+) -> tuple[list[StoredLayer], dict[int, dict[str, StoredTensor]]]:
+    """Return the place of each layer's K and V in the file, by layer and part; and of its transition, by layer. Without
+    a V tensor, V has no columns."""
+    rounded = dict(zip(NAMES["attention"], quantized(segment.kv), strict=True))
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
-    tensors: dict[tuple[int, str], list[StoredTensor | None]] = {}
-    for name, entry in head.tensors.items():
-        checksum = _checksum(head, name)
-        if name in (*LISTS, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
-            continue
+    n_rows = len(segment) + (segment.base if segment.prefix_only else 0)
+    found: dict[tuple[int, int], list[StoredTensor | None]] = {}
+    carried: dict[int, dict[str, StoredTensor]] = {}
+    for name, place in tensors.items():
         match = ROWS_NAME.fullmatch(name)
         if match is None:
             raise FormatError(f"it holds a tensor {name[:40]!r} that segments do not have")
-        part, index = parts[match[2]]
+        layer, kind, (rows, *columns) = int(match[1]), match[2], place.shape
+        if kind.startswith("carry."):
+            if columns or place.dtype != np.float32:
+                raise FormatError(f"{name} is not a list of f32")
+            carried.setdefault(layer, {})[kind[-1]] = place
+            continue
+        part, index = parts[kind]
         if part == "state":
-            if len(entry.shape) != 2 or entry.shape[0] != 1 or entry.dtype != np.float32:
+            if len(columns) != 1 or rows != 1 or place.dtype != np.float32:
                 raise FormatError(f"{name} is not one row of f32")
-        elif len(entry.shape) != 2 or entry.shape[0] != n_rows:
+        elif len(columns) != 1 or rows != n_rows:
             raise FormatError(f"{name} does not have one row a token")
-        elif (entry.dtype == Q8_0) != rounded.get(match[2], False):
+        elif (place.dtype == Q8_0) != rounded.get(kind, False):
             raise FormatError(f"{name} is not kept as notes.kv says")
-        elif entry.dtype != Q8_0 and entry.dtype.kind != "f":
+        elif place.dtype != Q8_0 and place.dtype.kind != "f":
             raise FormatError(f"{name} is neither f16 nor f32")
-        tensor = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, checksum)
-        tensors.setdefault((int(match[1]), part), [None, None])[index] = tensor
-    order = list(NAMES)
+        found.setdefault((layer, list(NAMES).index(part)), [None, None])[index] = place
     layers = []
-    for layer, part in sorted(tensors, key=lambda key: (key[0], order.index(key[1]))):
-        k, v = tensors[layer, part]
-        if k is None and (part != "state" or v is None):
-            raise FormatError(f"layer {layer} has no K rows")
-        known = k if k is not None else v
+    for (layer, number), (k, v) in sorted(found.items(), key=lambda item: item[0]):
+        part, known = list(NAMES)[number], k or v
         assert known is not None
+        if k is None and part != "state":
+            raise FormatError(f"layer {layer} has no K rows")
         none = StoredTensor(known.dtype, (known.shape[0], 0), 0, 0, "")
         layers.append(StoredLayer(layer, k or none, v or none, part))
-    return layers
+    states = any(layer.part == "state" for layer in layers)
+    if states and not segment.prefix_only:
+        raise FormatError("it holds the state of recurrent layers, but not all rows before it")
+    if carried and not states:
+        raise FormatError("it says how a state is carried, and holds none")
+    return layers, carried
+
+
+def _carry(
+    path: Path, file: _File, carried: Mapping[int, Mapping[str, StoredTensor]], keys: Keys, segment: Segment
+) -> Carry:
+    """Return the transitions of recurrent state, which are read and checked at the first use."""
+    seam, tail, heads = keys.number("carry.seam"), keys.number("carry.tail"), keys.heads()
+    if seam is None or tail is None or seam + tail >= len(segment):
+        raise FormatError("notes.carry does not fit its tokens")
+
+    @cache
+    def load() -> tuple[Transition, ...]:
+        none = StoredTensor(np.dtype("<f4"), (0,), 0, 0, "")
+        with _segment_errors(path):
+            arrays = {
+                layer: [file.array(f"blk.{layer}.carry.{kind}", places.get(kind, none)) for kind in "rab"]
+                for layer, places in sorted(carried.items())
+            }
+        return tuple(Transition(layer, r, a, b, heads.get(layer, 0)) for layer, (r, a, b) in arrays.items())
+
+    return Carry(seam, tail, sum(place.nbytes for places in carried.values() for place in places.values()), load)

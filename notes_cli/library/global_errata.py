@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.errors import NotesError, reason
-from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked
+from notes_cli.library.safe_files import HeldError, check_private, locked
 from notes_cli.library.segment_files import ERRATA
 
 PATIENCE = 2  # seconds to wait for another process: a server answers no request meanwhile
@@ -53,7 +53,6 @@ class GlobalErrata:
         """Return all errata, the latest last. Raises NotesError for a file that cannot be read."""
         try:
             check_private(self.path.parent)
-            check_private_file(self.path)
             status = self.path.stat()
             stamp = status.st_ino, status.st_mtime_ns, status.st_size
             if stamp != self._stamp:

@@ -1,6 +1,6 @@
 """Creates private folders, replaces, locks and hashes files, and caches entries in JSON files by key (`Memory`).
 
-* Folders are created for this user only, and checked before each use, as ssh does.
+* Folders are created for this user only, and checked when a process first opens them, as ssh does.
 * A file is written to a temporary file in the same folder, synced, and renamed.
 * A shared lock on an open file keeps other processes from removing it; an exclusive lock on a lock file, which is not
   removed, admits one process at a time. The system releases both when the process ends.
@@ -42,10 +42,13 @@ def make_private(folder: Path) -> None:
         folder.mkdir(0o700, exist_ok=True)  # where nothing can be created, as in /proc, it raises this again
 
 
+_checked: set[Path] = set()  # folders that this process has opened
+
+
 def check_private(folder: Path) -> None:
-    """Raise NotesError if others can write to the folder or its parent, or own one of them. A permission to read is
-    removed. A missing folder passes."""
-    if not hasattr(os, "geteuid"):
+    """Raise NotesError if others can write to the folder or its parent, or own one of them or a file in it. A
+    permission to read is removed. A missing folder passes; one that passed is not looked at again by this process."""
+    if folder in _checked or not hasattr(os, "geteuid"):
         return
     writable = []
     for place in (folder.parent, folder):
@@ -64,13 +67,11 @@ def check_private(folder: Path) -> None:
             f"others can write in {' and '.join(map(str, writable))}, so what is there may not be yours",
             Help.CLOSE_FOLDERS(folders=writable),
         )
-
-
-def check_private_file(path: Path) -> None:
-    """Raise NotesError if the file is another user's. A missing file passes."""
-    if hasattr(os, "geteuid"):
-        with suppress(OSError):
-            _check_owner(path, path.stat(), Help.REMOVE_FILE(path=path))
+    with suppress(OSError):  # it is missing, or cannot be read
+        for entry in os.scandir(folder):
+            with suppress(OSError):  # removed meanwhile, or a dangling link
+                _check_owner(Path(entry), os.stat(entry), Help.REMOVE_FILE(path=entry.path))
+        _checked.add(folder)
 
 
 def _check_owner(path: Path, status: os.stat_result, remedy: Remedy | str) -> None:
@@ -290,7 +291,6 @@ class Memory(Generic[T]):
         """Return the valid entries, the latest last; none if the file is damaged. Raises NotesError if another user may
         have written it."""
         check_private(self.path.parent)
-        check_private_file(self.path)
         entries = {}
         with contextlib.suppress(OSError, *_DAMAGED):
             for key, entry in json.loads(self.path.read_text(encoding="utf-8")).items():

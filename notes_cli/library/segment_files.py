@@ -15,14 +15,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from notes_cli.engine.header import Cursor, read_counts, read_values
+from notes_cli.engine.gguf import Cursor, open_file, read_head
 from notes_cli.errors import SegmentError, reason
 from notes_cli.library.safe_files import check_private, make_private
 from notes_cli.text import names
 
 ERRATA = "errata.jsonl"  # global errata (global_errata.py)
-GLANCE = 1 << 22  # bytes searched for the fields: they follow the text, which is far shorter
-MOST_KEYS = 1 << 14
 FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 
@@ -59,10 +57,8 @@ def segment_files(folder: Path) -> list[tuple[str, Path]]:
 def fields_in(path: Path) -> dict[str, str]:
     """Return the value of each field of a segment, by name, unchecked, for completion; {} for any other file."""
     try:
-        with path.open("rb") as file:
-            cursor = Cursor(file.read(GLANCE))
-        values = read_values(cursor, read_counts(cursor, MOST_KEYS)[2])
-        spans = json.loads(str(values["notes.fields"].value))
+        with open_file(path) as file:
+            spans = json.loads(str(read_head(Cursor(file)).values["notes.fields"].value))
         return {str(span["name"]): str(span["value"]) for span in spans}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
@@ -160,14 +156,6 @@ def forget_uses(segment: Path) -> None:
     """Remove the record of a segment file that was removed."""
     with contextlib.suppress(OSError):
         _uses_file(segment).unlink()
-
-
-def orphaned_uses(folder: Path) -> list[Path]:
-    """Return the records of segments that no longer exist."""
-    try:
-        return sorted(path for path in (folder / USES).iterdir() if not (folder / path.name).exists())
-    except OSError:
-        return []
 
 
 def _uses_file(segment: Path) -> Path:

@@ -29,8 +29,8 @@ from notes_cli.errors import (
     UnwritableError,
     reason,
 )
-from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
-from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, sweep
+from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.library.safe_files import HeldError, check_private, locked, sweep
 from notes_cli.library.segment_files import (
     ERRATA,
     forget_uses,
@@ -51,7 +51,7 @@ class SegmentFile:
 
     name: str
     path: Path
-    info: SegmentInfo | None
+    info: Segment | None
     problem: NotesError | None = None
 
 
@@ -109,9 +109,7 @@ class Library:
         if not names.is_name(name):
             raise SegmentError(f"{name!r} cannot be the name of a skill", f"Use {names.RULE}")
         check_private(self.folder)
-        path = self.folder / f"{name}.{identity.key}.gguf"
-        check_private_file(path)
-        return path
+        return self.folder / f"{name}.{identity.key}.gguf"
 
     def names(self) -> list[str]:
         """Return the names of all compiled skills."""
@@ -137,7 +135,7 @@ class Library:
             raise entries[0].problem or SegmentError(f"{entries[0].path} was renamed", remedy)
         raise SegmentError(f"{name} was {'; '.join(nearest)}", remedy)
 
-    def latest(self, word: str) -> SegmentInfo:
+    def latest(self, word: str) -> Segment:
         """Return the metadata of a segment file, or of the newest file of a name. Raises NotesError if it is neither,
         or cannot be read."""
         target = self.resolve(word)
@@ -279,7 +277,7 @@ class Library:
         return SegmentError(f"{none}{hint}", remedy)
 
 
-def has_source(info: SegmentInfo, source: str) -> bool:
+def has_source(info: Segment, source: str) -> bool:
     """Return True if the segment's text came from this source: the same path, or another path of the same file. False
     for standard input and unknown sources."""
     if info.source in ("", "-"):
@@ -317,7 +315,7 @@ def source_text(source: str) -> str:
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 
-def check_name(segment: SegmentInfo | Segment, path: Path, name: str) -> None:
+def check_name(segment: Segment, path: Path, name: str) -> None:
     """Raise SegmentError for a file of the library with another skill's name."""
     if segment.name != name:
         raise SegmentError(f"{path} holds {segment.name}, and is not {name}", Help.REMOVE_FILE(path=path))
@@ -325,7 +323,6 @@ def check_name(segment: SegmentInfo | Segment, path: Path, name: str) -> None:
 
 def _entry(name: str, path: Path) -> SegmentFile:
     try:
-        check_private_file(path)
         info = peek(path)
         check_name(info, path, name)
         return SegmentFile(name, path, info)
@@ -334,7 +331,7 @@ def _entry(name: str, path: Path) -> SegmentFile:
 
 
 def changes(
-    info: SegmentInfo,
+    info: Segment,
     *,
     text: str,
     tokens: Tokens | Sequence[int],

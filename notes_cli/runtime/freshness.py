@@ -20,7 +20,7 @@ from notes_cli import config
 from notes_cli.engine.segment import Identity, ImageFile, Segment
 from notes_cli.errors import DamagedError, Help, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
-from notes_cli.library.container import SegmentInfo, open_stored
+from notes_cli.library.container import open_stored
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.text import names
 from notes_cli.text.fields import Blocks, Field
@@ -67,7 +67,7 @@ def stale_reasons(entry: SegmentFile, entries: Sequence[SegmentFile], weights: s
     return result
 
 
-def text_changed(info: SegmentInfo) -> Reason | None:
+def text_changed(info: Segment) -> Reason | None:
     """Return a reason if the segment's source has changed or is gone; None if not, or if unknown (standard input, no
     source)."""
     source, files = info.source, files_of(info.source)
@@ -96,7 +96,7 @@ def text_changed(info: SegmentInfo) -> Reason | None:
         skill = with_images(skill) if info.media else skill
     except SkillError as error:
         return Reason(Stale.TEXT, f"its file cannot be compiled any more: {error.what}")
-    if skill.text != info.text or [picture[:2] for picture in info.pictures] != [
+    if skill.text != info.text or [(picture.start, picture.end) for picture in info.pictures] != [
         (picture.start, picture.end) for picture in skill.pictures
     ]:
         text = "the text, or an image in it," if info.media else "the text"
@@ -117,7 +117,7 @@ def _written_after(status: os.stat_result, created: str) -> bool:
     return max(status.st_mtime, status.st_ctime) >= compiled_at + 1
 
 
-def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
+def skill_from_segment(info: Segment, name: str | None = None) -> Skill:
     """Return the skill that a segment was compiled from, by its stored text and fields. Raises SkillError for tools,
     whose text depends on the model's template."""
     if info.tools:
@@ -127,14 +127,14 @@ def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
     return replace(skill, name=name or info.name, source=info.source, stamp=info.stamp)
 
 
-def as_skill(segment: Segment | SegmentInfo, images: Sequence[ImageFile], label: str) -> Skill:
+def as_skill(segment: Segment, images: Sequence[ImageFile], label: str) -> Skill:
     """Return text, fields and images of a segment as a skill without a source. `label` names the images in errors."""
     pictures = tuple(Shown(image.start, image.end, read_picture(image.data, label)) for image in images)
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
     return Skill(segment.name, segment.description, segment.text, fields, "", pictures=pictures)
 
 
-def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:
+def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, Segment, str]:
     """Read a skill of the library for compiling, to be named `other`: from its file, else from its latest segment.
     Returns it with that segment and a description of the source. Raises NotesError if it cannot be read."""
     entries = library.entries(name)
@@ -167,7 +167,7 @@ class Source:
 
     word: str
     skill: Skill | ToolSet
-    latest: SegmentInfo | None = None
+    latest: Segment | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

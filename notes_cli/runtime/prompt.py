@@ -11,7 +11,6 @@ import numpy as np
 from notes_cli.editing.methods import ERRATUM, Change, Method, change, free_cells
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
-from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, Reference, resolve_values, word
 from notes_cli.text.keys import listed
@@ -163,7 +162,7 @@ def rendered(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
 
 
 def rendered_with_tools(
-    workspace: Workspace, prompt: Prompt, known: Iterable[SegmentInfo], open_: Callable[[SegmentInfo], Segment | None]
+    workspace: Workspace, prompt: Prompt, known: Iterable[Segment], open_: Callable[[Segment], Segment | None]
 ) -> Prompt:
     """As `rendered`, with a compiled tool set spliced where the template renders exactly its tokens. `open_` opens one
     of `known`, or returns None if it is gone."""

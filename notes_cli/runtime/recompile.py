@@ -33,7 +33,7 @@ from notes_cli.errors import (
     TakenError,
     UnwritableError,
 )
-from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
+from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path, remove_checkpoint
 from notes_cli.library.store import changes, has_source, source_text
 from notes_cli.runtime.check_rows import RowCheck, check_rows
@@ -214,7 +214,7 @@ def taken(workspace: Workspace, skill: Skill) -> str | None:
     return f"the library has a skill {skill.name} already, from {library_source}; this one is from {own_source}"
 
 
-def _is_same_source(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
+def _is_same_source(skill: Skill, infos: Iterable[Segment]) -> bool:
     """True if replacing these segments loses no other source."""
     return any(info.text == skill.text or has_source(info, recorded_source(skill)) for info in infos)
 
@@ -276,7 +276,8 @@ def stale(
             "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
         )
     workspace.refresh_capabilities()
-    if info.prefix_only and not info.carried and not skill.pictures and captures_state(workspace.context, len(tokens)):
+    uncaptured = info.prefix_only and info.carry is None and not skill.pictures
+    if uncaptured and captures_state(workspace.context, len(tokens)):
         reasons.append(UNCAPTURED)
     return reasons + changes(
         info,

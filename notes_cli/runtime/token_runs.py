@@ -181,9 +181,8 @@ class Source:
         for number, segment in enumerate(self.holder):
             if place < last and first < place + len(segment):
                 if number not in self._read:
-                    layers = segment.layers
-                    in_file = isinstance(layers, Stored) and layers.file is not None
-                    self._read[number] = layers.read(layers.file) if in_file else layers  # type: ignore[attr-defined]
+                    rows = segment.layers
+                    self._read[number] = rows.read() if isinstance(rows, Stored) and rows.file is not None else rows
                 cut = slice(max(0, first - place), last - place)
                 parts.append([rows.cut(cut) for rows in self._read[number]])
             place += len(segment)

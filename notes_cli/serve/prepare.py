@@ -50,7 +50,7 @@ from notes_cli.serve.conversations import (
 )
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
-from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
+from notes_cli.serve.segment_cache import SegmentCache, last_text, match_skills, skill_name
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import State
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
@@ -255,7 +255,7 @@ def _prepare_chat(
     skills, messages = dict(named), list(request.messages)
     if request.notes.match:
         # With a salt, only the conversation's own skills: a client must not learn which texts others have compiled.
-        texts: list[Text] = [*known.values(), *([] if request.notes.private else cache.known())]
+        texts: list[Segment] = [*known.values(), *([] if request.notes.private else cache.known())]
         for number, message in enumerate(messages):
             if message.role in roles:
                 messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, cache.open))

@@ -32,7 +32,6 @@ from notes_cli.errors import (
 )
 from notes_cli.images import Picture
 from notes_cli.library.container import peek
-from notes_cli.library.info import SegmentInfo
 from notes_cli.library.store import modified_ns
 from notes_cli.runtime.compile import compile_skill, plan
 from notes_cli.runtime.open_skills import warn_edited
@@ -47,7 +46,6 @@ SHORTEST = 64  # characters of a text without fields that is matched in messages
 PAUSE = 0.1  # seconds between attempts while another process compiles the same image
 OPEN = 32  # unused segments that are kept open, with a file descriptor each
 
-Text = Segment | SegmentInfo  # of a skill, open or not
 T = TypeVar("T")
 _Stamp = tuple[int, int, int]  # of a file's contents
 
@@ -66,9 +64,9 @@ class SegmentCache:
         self._lock = threading.RLock()  # guards the attributes below; no segment is opened under it
         self._open: OrderedDict[tuple[Path, _Stamp], Segment] = OrderedDict()  # last: most recently used
         self._in_use: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()
-        self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
+        self._infos: dict[Path, tuple[_Stamp, Segment]] = {}
         self._paths: list[Path] = []  # of skills for this model
-        self._index: tuple[list[SegmentInfo], TextIndex | None] = [], None  # of the skills whose K/V can be moved
+        self._index: tuple[list[Segment], TextIndex | None] = [], None  # of the skills whose K/V can be moved
         self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
         self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
 
@@ -95,7 +93,7 @@ class SegmentCache:
             output.say(f"compiled {word} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
         return skill.name
 
-    def known(self) -> list[SegmentInfo]:
+    def known(self) -> list[Segment]:
         """Return the metadata of the skills of this model, without opening segments."""
         with self._lock:
             self._list()
@@ -111,7 +109,7 @@ class SegmentCache:
                     self._infos.pop(path, None)
             return infos
 
-    def open(self, info: SegmentInfo) -> Segment | None:
+    def open(self, info: Segment) -> Segment | None:
         """Open a known skill; None if it cannot be opened or has changed."""
         try:
             segment = self._at(info.path, info.name)
@@ -218,8 +216,8 @@ def _stamp(path: Path) -> _Stamp:
 def match_skills(
     parts: tuple[Part, ...],
     skills: dict[str, Segment],
-    known: Sequence[Text],
-    open_: Callable[[SegmentInfo], Segment | None],
+    known: Sequence[Segment],
+    open_: Callable[[Segment], Segment | None],
 ) -> tuple[Part, ...]:
     """Replace the texts of known skills in a message by the skills, which are added to `skills`.
 
@@ -227,14 +225,14 @@ def match_skills(
     same text. Longer texts match first; of several texts with one name that in `skills`, else the first. `open_` opens
     a skill.
     """
-    first: dict[str, Text] = dict(skills)
+    first: dict[str, Segment] = dict(skills)
     for text in known:
         first.setdefault(text.name, text)
     for text in _longest_first(first.values()):
         spliced = _splice_text(parts, text.text, text.name)
         if spliced is None:
             continue
-        segment = text if isinstance(text, Segment) else open_(text)
+        segment = text if text is skills.get(text.name) else open_(text)
         if segment is None:
             continue
         skills[segment.name] = segment
@@ -242,7 +240,7 @@ def match_skills(
     return parts
 
 
-def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> str | None:
+def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Segment]) -> str | None:
     """Return the text with the last match in the messages; None without any match."""
     for parts in reversed(messages):
         for text in _longest_first(texts):
@@ -253,7 +251,7 @@ def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> st
     return None
 
 
-def _longest_first(texts: Iterable[Text]) -> list[Text]:
+def _longest_first(texts: Iterable[Segment]) -> list[Segment]:
     candidates = [text for text in texts if not (text.tools or text.media)]
     matchable = [text for text in candidates if len(text.text) >= SHORTEST or text.fields]
     return sorted(matchable, key=lambda text: -len(text.text))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
-from notes_cli.library.check import Finding, check_permissions
+from notes_cli.library.check import Finding
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions import HEAD, LEDGER
@@ -202,64 +202,26 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
             raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 
-IMPORT = re.compile(r"\.(?P<name>.+)\.import")
+IMPORT = re.compile(r"\..+\.import")
 
 
 def check_sessions(sessions: Sessions) -> Iterator[Finding]:
-    """Yield the problems of all sessions, reading every byte of their K/V.
+    """Yield the problems of all sessions that no other process has open, reading every byte of their K/V.
 
     Raises NotesError if the folder may have been created by another user, or cannot be read.
     """
     for name in sessions.names():
         try:
             with sessions.locked(name, reading=True) as stored:
-                yield from _check_session(sessions, stored)
-        except SessionError as error:
-            kind = "busy" if isinstance(error, HeldSessionError) else "damaged"
-            yield Finding(kind, sessions.folder / name, error.what, error.remedy)
+                for path, why in faults(stored):
+                    yield Finding(path, f"session {name}: {why}", Help.UNDO(name=name))
+        except HeldSessionError:
+            continue
         except NotesError as error:
-            yield Finding("permission", sessions.folder / name, error.what, error.remedy)
-    yield from _find_leftovers(sessions)
-
-
-def _check_session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
-    """Yield the problems of a session that this process has locked. Repairs run after it is unlocked."""
-    for path in (stored.ledger, stored.folder / HEAD, *(stored.folder / name for name in stored.kept())):
-        yield from check_permissions(path)
-    for path, why in faults(stored):
-        yield Finding("damaged", path, f"session {stored.name}: {why}", Help.UNDO(name=stored.name))
-
-    def sweep() -> str:
-        with sessions.locked(stored.name) as held:
-            held.sweep()
-        return "removed it"
-
-    def trim() -> str:
-        with sessions.locked(stored.name) as held:
-            held.trim()
-        return "cut it off"
-
-    for path in stored.unneeded():
-        yield Finding("leftover", path, f"session {stored.name} does not need it", mend=sweep)
-    if stored.torn:
-        message = f"its last {stored.torn} bytes are of a line that was not written to its end"
-        yield Finding("leftover", stored.ledger, message, mend=trim)
-
-
-def _find_leftovers(sessions: Sessions) -> Iterator[Finding]:
-    """Yield the folders, without a ledger, of imports and forks that were killed."""
-    known = sessions.names()
+            yield Finding(sessions.folder / name, error.what, error.remedy)
     with suppress(FileNotFoundError):
         for path in sorted(path for path in sessions.folder.iterdir() if path.is_dir()):
-            match = IMPORT.fullmatch(path.name)
-            name = match["name"] if match else path.name
-            if not names.is_name(names.typed(name)) or (names.typed(name) in known and not match):
-                continue
-
-            def remove(path: Path = path, name: str = name, whole: bool = bool(match)) -> str:
-                with sessions.locked(name, new=True):
-                    shutil.rmtree(path) if whole else clear(path)
-                return "removed what was ours of it" if path.exists() else "removed it"
-
-            message = "an import that was not finished left it" if match else "it has no ledger, and so is no session"
-            yield Finding("leftover" if match else "orphan", path, message, mend=remove)
+            name = names.typed(path.name)
+            if IMPORT.fullmatch(path.name) or (names.is_name(name) and name not in sessions.names()):
+                what = "it is no session: an import or a fork that was not finished left it"
+                yield Finding(path, what, Help.ADVICE(text="Remove that folder"))

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, SessionError, reason
-from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, make_private, replacing
+from notes_cli.library.safe_files import HeldError, check_private, locked, make_private, replacing
 from notes_cli.sessions import HEAD, LEDGER, session_names
 from notes_cli.sessions.state import (
     FORMAT,
@@ -200,8 +200,6 @@ class SessionFolder:
         unreadable."""
         path, head = self.folder / HEAD, None
         try:
-            for file in _session_files(self.folder):
-                check_private_file(file)
             with suppress(FileNotFoundError):
                 head = Head.read(path.read_text(encoding="ascii", errors="replace"))
                 if head is None:

@@ -19,7 +19,6 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
-from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.open_skills import SkillRef
@@ -613,7 +612,7 @@ def correcting(
     return Corrected(tuple(new), tuple(edited), skipped)
 
 
-def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
+def errata_of(skills: Mapping[str, Segment | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
     """Return errata for new values of fields, as in `correcting`. Raises SkillError for a field that no skill has."""
     known = known_fields(*skills.values())
     new: list[GlobalErratum] = []

@@ -124,8 +124,8 @@ def nothing(*_: object) -> None:
     """In place of a check."""
 
 
-def believed(data: Any, head: Any) -> Any:
-    return head.metadata["notes.checksum.head"]
+def believed(data: Any, head: Any, values: Any) -> Any:
+    return values["notes.checksum.head"]
 
 
 def everywhere(index: Any, model: Any, sources: Any, made: Any = token_runs.TextIndex.__init__) -> None:

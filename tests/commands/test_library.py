@@ -14,6 +14,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
 
+from ..limits import as_a_new_process
 from ..text.test_skill import put
 from . import conftest
 from .conftest import TEXT, Notes
@@ -180,6 +181,7 @@ def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> N
 def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
     """A folder that is not ours alone is a problem, with the command that mends it."""
     compiled.parent.chmod(0o777)
+    as_a_new_process()
     outcome = notes("doctor")
     assert outcome.code == 1 and f"chmod 700 {compiled.parent}" in outcome.out.splitlines()[-1]
     for arguments in (

@@ -14,12 +14,13 @@ import pytest
 
 from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context
+from notes_cli.engine.gguf import FIRST
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows, Segment, Stored, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, SegmentError
-from notes_cli.library.container import FIRST, open_segment, open_stored, write_segment
+from notes_cli.library.container import open_segment, open_stored, write_segment
 
 Make = Callable[..., Any]
 BEFORE = np.arange(5, dtype=np.int32)  # tokens before the segment, which move it by 3

@@ -113,12 +113,12 @@ def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
 def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill) -> None:
     """A compile captures transitions only if they are used; once they are, segments without them are stale."""
     first = compile_to_library(workspace, skill)
-    assert peek(first.path).carried == 0 and not compile_to_library(workspace, skill).reasons
+    assert peek(first.path).carry is None and not compile_to_library(workspace, skill).reasons
     with workspace.with_carry(True):
         with assemble(workspace, Prompt("Why?", [open_stored(first.path)], system=SYSTEM)) as seq:
             assert UNCAPTURED in why(seq.pieces[1]) and seq.count("spliced") == 0
         assert compile_to_library(workspace, skill).reasons == (UNCAPTURED,)
-        assert peek(first.path).carried > 0 and not compile_to_library(workspace, skill).reasons
+        assert peek(first.path).carry and not compile_to_library(workspace, skill).reasons
     assert not compile_to_library(workspace, skill).reasons  # additional content is no reason
 
 

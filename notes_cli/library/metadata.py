@@ -1,0 +1,235 @@
+"""Converts between a segment and the keys `notes.` of its file (docs/format.md), which must fit its tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from dataclasses import fields as fields_of
+from datetime import datetime, timezone
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+from notes_cli.engine.gguf import FormatError
+from notes_cli.engine.segment import (
+    STORED_TYPES,
+    FieldSpan,
+    Identity,
+    ImageFile,
+    Media,
+    MicroBatches,
+    Prefill,
+    Segment,
+    Tokens,
+    quantized,
+)
+
+FORMAT = 1
+KIND = "segment"
+POSITIONS = (1 << 31) - 1  # limit of llama.cpp's positions
+T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """An image's characters [start, end) in the text, and its file: `size` bytes of notes.pictures from `byte` on."""
+
+    start: int
+    end: int
+    byte: int
+    size: int
+
+
+def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
+    """Return keys (without `notes.`) and values of a segment's file, without checksums."""
+    carry, prefill = segment.carry, segment.prefill
+    heads = {str(part.layer): part.head for part in (carry.load() if carry else ()) if part.head}
+    values: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": KIND,
+        "name": segment.name,
+        "description": segment.description,
+        "text": segment.text,
+        "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
+        "base": segment.base,
+        "first": 0 if segment.prefix_only else None,
+        "carry.seam": carry.seam if carry else None,
+        "carry.tail": carry.tail if carry else None,
+        "carry.heads": json.dumps(heads) if carry else None,
+        "blocks": segment.blocks,
+        "moves": segment.moves if any(segment.moves) else (),
+        "source": segment.source or None,
+        "tools": 1 if segment.tools else None,
+        "kv": segment.kv if any(quantized(segment.kv)) else None,
+        "source.stamp": segment.stamp,
+        "media": [asdict(image) for image in segment.media],
+        "projector": segment.projector or None,
+        "pictures.places": places(segment.pictures)[0],
+        "prefill": prefill._asdict() if prefill else (),
+        "backend": segment.backend or None,
+        "batches": segment.batches,
+        "created": created or datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "writer": writer,
+        **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
+    }
+    present = {key: value for key, value in values.items() if value is not None and value not in ((), [])}
+    return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in present.items()}
+
+
+def places(pictures: Iterable[ImageFile]) -> tuple[list[Place], bytes]:
+    """Return the place of each image, and the bytes of the distinct files."""
+    offsets: dict[bytes, int] = {}
+    result = []
+    for picture in pictures:
+        byte = offsets.setdefault(picture.data, sum(map(len, offsets)))
+        result.append(Place(picture.start, picture.end, byte, len(picture.data)))
+    return result, b"".join(offsets)
+
+
+class Keys:
+    """The keys of a file, without `notes.`. Every method raises FormatError for what is missing or does not fit."""
+
+    def __init__(self, values: Mapping[str, str | int]) -> None:
+        self._values = {key.removeprefix("notes."): value for key, value in values.items() if key.startswith("notes.")}
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._values.get(key, default)
+        if not isinstance(value, str):
+            raise FormatError(f"notes.{key} is missing")
+        return value
+
+    def number(self, key: str) -> int | None:
+        value = self._values.get(key)
+        if isinstance(value, str):
+            raise FormatError(f"notes.{key} does not fit")
+        return value
+
+    def json(self, key: str, read: Callable[[Any], T], default: T) -> T:
+        """Return a value that is JSON, converted by `read`, which may fail for JSON of another shape."""
+        if key not in self._values:
+            return default
+        try:
+            return read(json.loads(str(self._values[key])))
+        except FormatError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise FormatError(f"notes.{key} cannot be read") from error
+
+    def records(self, key: str, kind: type[T]) -> tuple[T, ...]:
+        """Return a list of records of numbers and texts."""
+        return self.json(key, lambda data: tuple(record(kind, entry) for entry in data), ())
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        return self.json(key, lambda data: tuple(map(_whole, data)), ())
+
+    def segment(self, tokens: Tokens, context: Tokens) -> Segment:
+        """Return the segment, without what its tensors hold."""
+        n, base, first = len(tokens), self.number("base"), self.number("first")
+        _check(n > 0, "it has no tokens")
+        _check(base is not None, "notes.base is missing")
+        assert base is not None
+        _check(base + n <= POSITIONS, f"notes.base is {base}, which is not the position of a token")
+        _check(first is None or (first == 0 and len(context) == base), "notes.first does not fit")
+        text, kv = self.text("text"), self.text("kv", "f16")
+        _check(kv in STORED_TYPES, f"notes.kv is {kv[:40]!r}, which is not known")
+        self.text("fields")
+        fields, media = self.records("fields", FieldSpan), self.records("media", Media)
+        _check(all(_fits(span, text, n) for span in fields), "its fields do not fit its text")
+        blocks, batches = self.numbers("blocks"), self.records("batches", MicroBatches)
+        if "blocks" in self._values:
+            right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
+            _check(first is None and right, "its blocks do not fit its tokens")
+        moves = self.numbers("moves") if "moves" in self._values else (0,) * len(blocks)
+        _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
+        if "media" in self._values:
+            right = bool(media) and all(image.last <= after.first for image, after in pairwise(media))
+            _check(right and all(_shows(image, n) for image in media), "its images do not fit its tokens")
+        if "batches" in self._values:
+            right = all(min(batch) > 0 and max(batch) < POSITIONS for batch in batches)
+            right = right and sum(batch.rows for batch in batches) == len(context) + n
+            _check(right, "notes.batches does not fit its tokens")
+        stamp = self.numbers("source.stamp")
+        _check(len(stamp) in (0, 3, 4), "notes.source.stamp holds neither three numbers nor four")
+        prefill = self.json("prefill", lambda data: record(Prefill, data), None)
+        if prefill is not None:
+            right = all(0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
+            right = right and 0 <= prefill.seconds < 1e9
+            _check(right, "notes.prefill does not hold seconds, tokens and threads")
+        return Segment(
+            name=self.text("name"),
+            description=self.text("description"),
+            text=text,
+            tokens=tokens,
+            base=base,
+            context=context,
+            fields=fields,
+            identity=Identity(**{part.name: self.text(f"identity.{part.name}") for part in fields_of(Identity)}),
+            layers=(),
+            prefix_only=first is not None,
+            blocks=blocks,
+            moves=moves,
+            source=self.text("source", ""),
+            tools=bool(self.number("tools")),
+            stamp=stamp,
+            kv=kv,
+            media=media,
+            projector=self.text("projector", ""),
+            prefill=prefill,
+            backend=self.text("backend", ""),
+            batches=batches,
+            created=self.text("created"),
+            writer=self.text("writer"),
+        )
+
+    def heads(self) -> dict[int, int]:
+        """Return the rows of the matrix of each head, by layer whose transition is a matrix."""
+        sizes = self.json("carry.heads", lambda data: {int(layer): _whole(size) for layer, size in data.items()}, None)
+        _check(sizes is not None, "notes.carry does not fit its tokens")
+        assert sizes is not None
+        right = all(0 < size < POSITIONS for size in sizes.values())
+        _check(right, "notes.carry.heads does not hold the sizes of heads")
+        return sizes
+
+    def places(self, text: str) -> tuple[Place, ...]:
+        """Return the places of the images."""
+        found = self.records("pictures.places", Place)
+        right = all(0 <= one.start < one.end <= len(text) and one.byte >= 0 and one.size > 0 for one in found)
+        right = right and all(one.end <= after.start for one, after in pairwise(found))
+        _check(right, "notes.pictures.places does not fit its text")
+        return found
+
+
+def record(kind: type[T], data: Any) -> T:
+    """Make a record of a JSON object or list. Raises TypeError unless its values have the types of its attributes;
+    a number may be whole."""
+    made = kind(**data) if isinstance(data, dict) else kind(*data)
+    for name, wanted in _types(kind).items():
+        found = type(getattr(made, name))
+        if found is not wanted and (found, wanted) != (int, float):
+            raise TypeError(f"{name} is {found}, not {wanted}")
+    return made
+
+
+_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+def _whole(number: Any) -> int:
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is no whole number")
+    return number
+
+
+def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
+    right = 0 <= span.start < span.end and 0 <= span.first < span.last <= n_tokens
+    return right and span.name != "" and text[span.start : span.end] == span.value
+
+
+def _shows(image: Media, n_tokens: int) -> bool:
+    right = 0 <= image.first < image.last <= n_tokens and 0 < image.positions <= image.rows
+    return right and re.fullmatch(r"[0-9a-f]{64}", image.sha256) is not None
+
+
+def _check(right: bool, problem: str) -> None:
+    if not right:
+        raise FormatError(problem)
