@@ -154,7 +154,8 @@ def test_importing_loads_nothing() -> None:
 def test_keywords_are_those_of_the_requests() -> None:
     """Every option of Request and SamplerOptions is a keyword, except rare ones of sampling."""
     named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
-    rare = {"question", "bias", "dry_sequence_breakers", *RANGES, "allowed", "call_grammar", "must_call"}
+    common = {"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty"}
+    rare = {"question", "bias", "dry_sequence_breakers", "allowed", "call_grammar", "must_call", *RANGES} - common
     assert set(api.Asking.__annotations__) | rare == named
     assert not rare & set(api.Asking.__annotations__)
     named = {one.name for one in fields(Examination)}

@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary, finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import native
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import free_once, llama
 from notes_cli.errors import EngineError, GrammarError
@@ -30,6 +29,13 @@ MIROSTAT_TOKENS = 100  # from which Mirostat 1 estimates, as in llama.cpp's comm
 LEAST_P = 1e-30  # of the likeliest token; below, a probability can be 0, of which typical-p takes the logarithm
 # Least and greatest values of options.
 RANGES = {
+    "temperature": (0, 100),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (1e-6, 1e6),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
     "repeat_last_n": (-1, MOST_TOKENS),
     "typical_p": (0, 1),
     "top_n_sigma": (-1, 100),
@@ -117,7 +123,7 @@ class SamplerOptions:
                 raise EngineError(f"{one.name} is {value!r}, and no {'whole ' if whole else ''}number")
             low, high = RANGES.get(one.name, (value, value))
             if not low <= value <= high:
-                raise EngineError(f"{one.name} must be a number from {low} to {high:,}, not {value!r}")
+                raise EngineError(f"{one.name} must be a number from {low:g} to {high:g}, not {value!r}")
         if not valid_breakers(self.dry_sequence_breakers):
             raise EngineError(f"dry_sequence_breakers must be {VALID_BREAKERS}")
 
@@ -155,7 +161,6 @@ class Sampler(AbstractContextManager["Sampler"]):
         self.options = options
         self._constraint = constraint
         self._model = model
-        native.fits(options.top_k, "top_k")
         self._chain: Any = None
         self._closed = False
 

@@ -11,7 +11,7 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, valid_breakers
@@ -19,11 +19,12 @@ from notes_cli.errors import ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK, check_choices
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.resolve import parse_method
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
-from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
+from notes_cli.text.messages import PLACES, Conversation, ImagePart, Message, TextPart, ToolCall, as_given
 from notes_cli.text.schema import calls_grammar, schema_grammar
 from notes_cli.text.tools import in_order, parameters_of, strict_ones
 
@@ -62,6 +63,10 @@ DRAWN = -1  # for a random seed
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
+OTHER_KEYS = {  # options of Request that notes.ask has no keys for: messages, other keys, and the answer's form
+    *("question", "system", "images", "results", "splice", "errata", "memory", "recompute", "exact"),
+    *("think", "max_think", "max_tokens", "sampling", "json_schema", "grammar"),
+}
 LONGEST_STOP = 1000  # characters, as each is searched for after every token
 MOST_ANSWERS = 256  # choices of notes.ask
 MOST_BIASES = 1024  # logit_bias
@@ -323,26 +328,11 @@ def _generation(
     template = reader.inner("chat_template_kwargs") if chat else Reader({})
     think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
     template.end()
-    seed = reader.whole("seed", -(2**63), 2**63 - 1)
-    base = SamplerOptions()
-    if not (penalty := reader.number("repeat_penalty", 0, 1e6, base.repeat_penalty)):
-        raise reader.wrong("repeat_penalty", "a number above 0", penalty)
     stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
     return GenerationParams(
-        SamplerOptions(
-            reader.number("temperature", 0, 100, base.temperature),
-            reader.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
-            reader.number("top_p", 0, 1, base.top_p),
-            reader.number("min_p", 0, 1, base.min_p),
-            penalty,
-            DRAWN if seed is None else seed & 0xFFFFFFFF,
-            reader.number("frequency_penalty", -2, 2, 0.0),
-            reader.number("presence_penalty", -2, 2, 0.0),
-            _bias(reader),
-            **_ranged(reader, base),
-        ),
+        _sampling(reader),
         max_tokens=None if most is None or most < 0 else most,
         stops=stops,
         choices=reader.whole("n", 1, MOST_CHOICES, 1) or 1,
@@ -368,15 +358,20 @@ def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
     return tuple(parsed)
 
 
-def _ranged(reader: Reader, base: SamplerOptions) -> dict[str, Any]:
-    """Parse the options of RANGES, and the breakers of DRY."""
+def _sampling(reader: Reader) -> SamplerOptions:
+    """Parse the options of SamplerOptions, by their names there; its bias is `logit_bias`."""
+    base = SamplerOptions()
     parsed: dict[str, Any] = {}
     for key, (low, high) in RANGES.items():
         default = getattr(base, key)
-        take = reader.whole if isinstance(default, int) else reader.number
-        parsed[key] = take(key, low, high, default)
+        if isinstance(default, int):
+            parsed[key] = reader.whole(key, int(low), int(high), default)
+        else:
+            parsed[key] = reader.number(key, low, high, default)
     breakers = reader.take("dry_sequence_breakers", VALID_BREAKERS, valid_breakers, base.dry_sequence_breakers)
-    return {**parsed, "dry_sequence_breakers": tuple(breakers)}
+    seed = reader.whole("seed", -(2**63), 2**63 - 1)
+    drawn = DRAWN if seed is None else seed & 0xFFFFFFFF
+    return SamplerOptions(**parsed, seed=drawn, bias=_bias(reader), dry_sequence_breakers=tuple(breakers))
 
 
 def _grammar(reader: Reader, forms: bool) -> str | None:
@@ -445,22 +440,30 @@ def parse_notes(data: Any) -> NotesParams:
 
 
 def _ask(reader: Reader) -> dict[str, Any]:
-    """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
-    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", MOST_ANSWERS) or None
-    with _refusing("notes.choices"):
-        if choices is not None:
-            check_choices(choices)
-    with _refusing("notes.method"):
-        return {
-            "fields": {} if fields is None else _values(reader, "fields", fields),
-            "method": parse_method(method or None),
-            "choices": choices,
-            "seam": reader.whole("seam", 0, 2**31 - 1),
-            "place": reader.one_of("place", ("early", "late")),
-            "wording": reader.text("wording") or None,
-            "decode": reader.texts("decode", 64),
-            "strict": reader.flag("strict"),
-        }
+    """Parse the options that go with `ask`: those of Request that have no other key, by their types. Raises Refused."""
+    takes: dict[Any, Callable[[str], Any]] = {  # by name or type
+        "place": lambda name: reader.one_of(name, PLACES),
+        "choices": lambda name: _choices(reader.texts(name, MOST_ANSWERS)),
+        "bool": reader.flag,
+        "int | None": lambda name: reader.whole(name, 0, 2**31 - 1),
+        "str | None": lambda name: reader.text(name) or None,
+        "Sequence[str]": lambda name: reader.texts(name, 64),
+        "Mapping[str, str]": lambda name: _values(reader, name, {} if (values := reader.any(name)) is None else values),
+        "Method | None": lambda name: parse_method(reader.text(name) or None),
+    }
+    parsed: dict[str, Any] = {}
+    for option in fields(Request):
+        if option.name not in OTHER_KEYS:
+            with _refusing(f"notes.{option.name}"):
+                take = takes[option.name if option.name in takes else option.type]
+                parsed[option.name] = take(option.name)
+    return parsed
+
+
+def _choices(choices: tuple[str, ...]) -> tuple[str, ...] | None:
+    if choices:
+        check_choices(choices)
+    return choices or None
 
 
 def _values(reader: Reader, key: str, values: Any) -> dict[str, str]:
