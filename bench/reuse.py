@@ -29,8 +29,8 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.compile import skill_of
 from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.request import Prefilled
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.generation import PrefillDone
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import Skill
@@ -149,7 +149,7 @@ def decoded(scheduler: DecodeThread, request: Json) -> tuple[int, int]:
     while (event := events.get()) is not None:
         if isinstance(event, Exception):
             raise event
-        if isinstance(event, PrefillDone):
+        if isinstance(event, Prefilled):
             result = event.counts.decoded, event.counts.total
     return result
 

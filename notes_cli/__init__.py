@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.answering import Prefilled
     from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
-    from notes_cli.runtime.request import Answer, Callbacks, Request
+    from notes_cli.runtime.request import Answer, Callbacks, Prefilled, Request, Text
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.text.skill import Skill, load_skill
@@ -63,9 +62,8 @@ _MODULES = {
     "measure.examination": ("Examination", "SessionReport"),
     "measure.speed": ("Benching", "Speed"),
     "measure.verify": ("Report",),
-    "runtime.answering": ("Prefilled",),
     "runtime.recompile": ("Compiled", "Imported"),
-    "runtime.request": ("Answer", "Callbacks", "Request"),
+    "runtime.request": ("Answer", "Callbacks", "Prefilled", "Request", "Text"),
     "sessions.edits": ("Compacted", "Edited"),
     "sessions.forget": ("Forgotten",),
     "text.skill": ("Skill", "load_skill"),
@@ -102,6 +100,7 @@ __all__ = [
     "SkillError",
     "Speed",
     "TakenError",
+    "Text",
     "UnsupportedError",
     "load_skill",
     "open",

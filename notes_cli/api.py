@@ -26,10 +26,10 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.answering import Prefilled, ask, ask_stream, explain
+from notes_cli.runtime.answering import ask, ask_stream, explain
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
-from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Request, Stream
+from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Prefilled, Request, Stream
 from notes_cli.runtime.resolve import parse_method
 from notes_cli.runtime.synchronized import Computing, check_keywords, checked, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
@@ -194,7 +194,7 @@ class _AsyncMethods:
     async def astream(
         self: _Streaming, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
     ) -> AsyncGenerator[str, None]:
-        """Yield the text as `stream` does, for `async for`; `callbacks.on_answer` gets the Answer. Options as in
+        """Yield the text as `stream` does, for `async for`; `callbacks.on_event` gets the Answer. Options as in
         `Model.ask`."""
         from notes_cli.runtime.synchronized import texts_from_thread
 
@@ -300,7 +300,7 @@ class Model(_AsyncMethods):
         if not isinstance(source, Skill):
             source = _skill(source, text, name)
             for warning in source.warnings:
-                callbacks.on_notice(Notice(warning, warning=True))
+                callbacks.on_event(Notice(warning, warning=True))
         elif text is not None:
             raise NotesError("a source and a text are both given to compile", "Give one of them")
         if text is not None and not force and taken(workspace, source):
@@ -308,7 +308,7 @@ class Model(_AsyncMethods):
             force = all(entry.info.source == "-" for entry in entries if entry.info)
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
-            callbacks.on_notice(Notice(warning, warning=True))
+            callbacks.on_event(Notice(warning, warning=True))
 
         with callbacks.progress(f"compiling {source.name}") as update:
             compiled = compile_to_library(
@@ -318,7 +318,7 @@ class Model(_AsyncMethods):
                 output=output,
                 blocks=blocks,
                 kv=kv,
-                say=callbacks.on_notice,
+                say=callbacks.on_event,
             )
         return replace(compiled, warnings=warnings)
 
@@ -351,14 +351,14 @@ class Model(_AsyncMethods):
                 trust=trust,
                 force=force,
                 progress=update,
-                say=callbacks.on_notice,
+                say=callbacks.on_event,
             )
 
     @synchronized
     def segment(self, name: str) -> Segment:
         """Open a compiled skill by name, or a segment file. Raises SegmentError if it does not exist or belongs to
         another model."""
-        (segment,) = open_segments(self.workspace, [name], NO_CALLBACKS.on_notice)
+        (segment,) = open_segments(self.workspace, [name], NO_CALLBACKS.on_event)
         return segment
 
     # Questions.

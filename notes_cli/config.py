@@ -46,7 +46,6 @@ class Paths(NamedTuple):
 _NUMBERS = {
     "n_ctx": ("NOTES_CTX_SIZE", 0, MOST),
     "n_threads": ("NOTES_THREADS", 1, MOST_THREADS),
-    "n_batch": ("NOTES_BATCH_SIZE", 1, MOST),
     "n_ubatch": ("NOTES_UBATCH_SIZE", 1, MOST),
     "n_gpu_layers": ("NOTES_GPU_LAYERS", -1, MOST),
 }

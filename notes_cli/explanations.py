@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
-    from notes_cli.runtime.answering import Prefilled
-    from notes_cli.runtime.request import Answer, Request, Settings
+    from notes_cli.runtime.request import Answer, Prefilled, Request, Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.state import Entry, Origin
 

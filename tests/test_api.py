@@ -24,12 +24,13 @@ import notes_cli as notes
 from bench import readme
 from notes_cli import api
 from notes_cli.engine.sampler import RANGES
-from notes_cli.errors import NotesError, Notice, SessionError, SkillError
+from notes_cli.errors import NotesError, SessionError, SkillError
 from notes_cli.measure.examination import Examination
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
 from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.text.skill import Skill
+from tests.events import on
 
 from .conftest import MakeModel
 
@@ -153,7 +154,7 @@ def test_importing_loads_nothing() -> None:
 def test_keywords_are_those_of_the_requests() -> None:
     """Every option of Request and SamplerOptions is a keyword, except rare ones of sampling."""
     named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
-    rare = {"question", "bias", "dry_sequence_breakers", *RANGES}
+    rare = {"question", "bias", "dry_sequence_breakers", *RANGES, "allowed", "call_grammar", "must_call"}
     assert set(api.Asking.__annotations__) | rare == named
     assert not rare & set(api.Asking.__annotations__)
     named = {one.name for one in fields(Examination)}
@@ -170,13 +171,8 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     again = model.segment("returns")
     assert again.tokens.tolist() == segment.tokens.tolist() and len(again.layers) == len(segment.layers)
     (tmp_path / "text.txt").write_text("date: 1\n\nSee section 2.\n\ndate: 1\n")
-    given: list[Notice] = []
-    callbacks = notes.Callbacks(on_notice=given.append)
-    found = model.bring_up_to_date(
-        tmp_path / "text.txt", name="other", blocks=2, output=tmp_path / "x.gguf", callbacks=callbacks
-    )
+    found = model.bring_up_to_date(tmp_path / "text.txt", name="other", blocks=2, output=tmp_path / "x.gguf")
     assert found.path == tmp_path / "x.gguf" and found.blocks == 2
-    assert any("refers to" in notice.what for notice in given)
     with pytest.raises(SkillError, match=r"none\.txt"):
         model.compile(tmp_path / "none.txt")
 
@@ -267,7 +263,12 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
     wanted = model.ask("Why?", splice=[segment], max_tokens=12)
     streamed: list[str] = []
     ended: list[str] = []
-    callbacks = Callbacks(on_text=streamed.append, on_answer=lambda answer: ended.append(answer.text))
+
+    def on_event(event: object) -> None:
+        if isinstance(event, (notes.Text, notes.Answer)):
+            (streamed if isinstance(event, notes.Text) else ended).append(event.text)
+
+    callbacks = Callbacks(on_event)
     stream = model.stream("Why?", splice=[segment], max_tokens=12, callbacks=callbacks)
     texts = []
     with pytest.raises(StopIteration) as done:
@@ -296,11 +297,11 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
     assert next(stream) == first and "".join([first, *stream]).strip() == wanted
     assert context.used == 0
 
-    def fails(text: str) -> None:
-        raise SkillError(f"refused {text!r}")
+    def fails(text: notes.Text) -> None:
+        raise SkillError(f"refused {text.text!r}")
 
     with pytest.raises(SkillError, match="refused"):
-        list(model.stream("Why?", splice=[segment], callbacks=Callbacks(on_text=fails)))
+        list(model.stream("Why?", splice=[segment], callbacks=on(notes.Text, fails)))
     assert context.used == 0
 
 

@@ -9,8 +9,9 @@ import platformdirs
 import pytest
 
 import notes_cli
-from notes_cli.config import load_config, model_stores, paths, resource, shipped_model
+from notes_cli.config import Paths, load_config, model_defaults, model_stores, paths, resource, shipped_model
 from notes_cli.errors import NotesError
+from notes_cli.runtime.naming import save_model_defaults
 
 from .refused import refused
 
@@ -94,3 +95,33 @@ def test_where_other_programs_keep_models(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "l"))
     hubs = [("Hugging Face", tmp_path / "l"), ("Hugging Face", tmp_path / "HF_HUB_CACHE")]
     assert model_stores()[1:] == hubs
+
+
+MODEL = "tiny Q8_0"
+WHOLE = "# mine\nctx-size: 4096\n\ndefaults:  # by model\n  other Q4_1:\n    seam: 9  # long\n# end\ncolor: auto\n"
+
+
+@pytest.mark.parametrize("before", ["", "ctx-size: 4096", WHOLE])
+def test_saved_defaults_leave_all_other_lines(tmp_path: Path, before: str) -> None:
+    """Comments, too; a second save adds to the first one and replaces what it had."""
+    places = Paths.under(tmp_path)
+    if before:
+        places.config.write_text(before)
+    assert save_model_defaults(MODEL, {"method": "suffix", "seam": "4"}, places) == places.config
+    save_model_defaults(MODEL, {"method": "erratum"}, places)
+    text = places.config.read_text()
+    assert model_defaults(load_config(places.config), MODEL) == {"method": "erratum", "seam": "4"}
+    assert [line for line in text.splitlines() if line in before.splitlines()] == before.splitlines()
+    assert text.count("method") == text.count(MODEL) == 1
+    if before == WHOLE:
+        assert model_defaults(load_config(places.config), "other Q4_1") == {"seam": "9"}
+
+
+@pytest.mark.parametrize("before", ["defaults: {other: {seam: 9}}\n", "defaults:\n    other:\n        seam: 9\n"])
+def test_a_config_of_another_form_is_not_edited(tmp_path: Path, before: str) -> None:
+    """The error has the lines to write, and the file is as it was."""
+    places = Paths.under(tmp_path)
+    places.config.write_text(before)
+    with refused(NotesError, r"in a form that is not edited\. Write under 'tiny Q8_0' there: method: suffix"):
+        save_model_defaults(MODEL, {"method": "suffix"}, places)
+    assert places.config.read_text() == before

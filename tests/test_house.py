@@ -42,7 +42,6 @@ ONLY = {
     "notes_cli.config": {"", "cli", "commands", "api", "measure", "runtime", "text"},
     "click": {"cli", "commands", "output"},
     "jinja2": {"text"},
-    "matplotlib": {"commands"},
     "yaml": {"documents"},
     "PIL": {"images"},
     "llguidance": {"guidance", "engine"},

@@ -23,6 +23,7 @@ import notes_cli as notes
 from bench import readme
 from notes_cli.engine.interrupts import Cancelled, Stop
 from notes_cli.errors import NotesError, SkillError, TakenError
+from tests.events import on
 
 from .conftest import MakeModel
 
@@ -73,7 +74,7 @@ def test_signatures_list_every_option() -> None:
     ):
         shown = signature(method).parameters
         for one in fields(notes.Request):
-            if one.name not in ("question", "sampling"):
+            if one.name not in ("question", "sampling", "allowed", "call_grammar", "must_call"):
                 assert shown[one.name].default == getattr(request, one.name)
         for one in fields(notes.SamplerOptions):
             if one.name in shown:
@@ -159,19 +160,19 @@ def test_the_context_by_its_numbers(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_variables_of_the_command_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables of the context apply in Python, too; arguments override them, and so do options."""
-    words = {"CTX_SIZE": "768", "BATCH_SIZE": "64", "UBATCH_SIZE": "32", "FLASH_ATTN": "on", "GPU_LAYERS": "0"}
+    words = {"CTX_SIZE": "768", "UBATCH_SIZE": "32", "FLASH_ATTN": "on", "GPU_LAYERS": "0"}
     words |= {"CACHE_TYPE_K": "q8_0", "CACHE_TYPE_V": "f32", "MMPROJ": "", "RPC": " "}
     for name, word in words.items():
         monkeypatch.setenv(f"NOTES_{name}", word)
     with notes.open(TINY) as model:
         options = model.workspace.context.options
-        assert (options.n_ctx, options.n_batch, options.n_ubatch) == (768, 64, 32)
+        assert (options.n_ctx, options.n_ubatch) == (768, 32)
         assert (options.flash_attention, options.type_k, options.type_v) == ("on", "q8_0", "f32")
     with notes.open(TINY, n_ctx=512) as model:
         assert (model.workspace.context.options.n_ctx, model.workspace.context.options.type_k) == (512, "q8_0")
     with notes.open(TINY, notes.ContextOptions(n_ctx=512)) as model:
         assert model.workspace.context.options.type_k == "f16"
-    for name, word in (("CTX_SIZE", "-1"), ("BATCH_SIZE", "0"), ("UBATCH_SIZE", "1e3"), ("GPU_LAYERS", "-2")):
+    for name, word in (("CTX_SIZE", "-1"), ("UBATCH_SIZE", "1e3"), ("GPU_LAYERS", "-2")):
         with monkeypatch.context() as patch:
             patch.setenv(f"NOTES_{name}", word)
             with pytest.raises(NotesError, match=f"NOTES_{name} is '{word}': it must be a number from"):
@@ -251,7 +252,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
     events: list[str] = []
 
     def record(date: str) -> notes.Callbacks:
-        return notes.Callbacks(on_text=lambda text: events.append(date))
+        return on(notes.Text, lambda text: events.append(date))
 
     async def work() -> list[notes.Answer]:
         ticks = 0
@@ -288,7 +289,7 @@ def test_texts_are_streamed_to_a_loop(model: notes.Model, returns: notes.Segment
     wanted = list(model.stream(text, splice=[returns]))
 
     async def pieces() -> list[str]:
-        callbacks = notes.Callbacks(on_answer=answers.append)
+        callbacks = on(notes.Answer, answers.append)
         return [piece async for piece in model.astream(text, splice=[returns], callbacks=callbacks)]
 
     for _ in range(2):
@@ -329,7 +330,7 @@ def test_a_task_that_is_cancelled_ends_the_answer(model: notes.Model, returns: n
     async def work() -> None:
         writing = asyncio.Event()
         loop = asyncio.get_running_loop()
-        callbacks = notes.Callbacks(on_text=lambda text: loop.call_soon_threadsafe(writing.set))
+        callbacks = on(notes.Text, lambda text: loop.call_soon_threadsafe(writing.set))
         how: Any = {"grammar": ENDLESS, "max_tokens": 900}
         first = asyncio.create_task(model.aask("Write.", callbacks=callbacks, **how))
         second = asyncio.create_task(model.aask("Write.", **how))
@@ -412,7 +413,7 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
     def compute() -> None:
         try:
             with stop:
-                callbacks = notes.Callbacks(on_text=lambda text: begun.set())
+                callbacks = on(notes.Text, lambda text: begun.set())
                 model.ask("Write.", grammar=ENDLESS, max_tokens=900, callbacks=callbacks)
         except Cancelled as error:
             outcomes.append(error)

@@ -28,9 +28,9 @@ class Job(NamedTuple):
     text: str = TEXT  # of the skill's file
 
 
-def save_defaults(home: Path) -> Path:
+def save_defaults(home: Path, seam: int = 4) -> Path:
     """Write defaults of a model into config.yaml, as `notes verify --save` does."""
-    return save_model_defaults("other F32", {"method": "erratum", "seam": "4"}, Paths.under(home))
+    return save_model_defaults("other F32", {"method": "erratum", "seam": str(seam)}, Paths.under(home))
 
 
 JOBS = (
@@ -98,7 +98,7 @@ class Jobs:
         fresh = not (self.stage.folder / job.home).exists()
         home = self.stage.prepared(job.home, BEGUN if job.home == "begun" else ())
         if fresh and job.home == "begun":
-            save_defaults(home)
+            save_defaults(home, seam=1)
         return home
 
     def copied(self, job: Job, name: str = "home") -> Path:

@@ -32,7 +32,6 @@ import tiny  # type: ignore[import-not-found]
 
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
-OPENS_A_MODEL = ("ask", "compile", "edit", "import", "verify", "session compact", "session forget")
 VARYING = ("time", "read_at", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
@@ -122,11 +121,13 @@ class Stage:
         return new
 
     def arguments(self, command: str, home: Path) -> list[str]:
-        """The words of a command, with options of the model and of an answer where it takes them."""
+        """The words of a command, with options of an answer for `ask`."""
         words = [word.replace("HOME", str(home)) for word in shlex.split(command)]
-        if words[0] in OPENS_A_MODEL or " ".join(words[:2]) in OPENS_A_MODEL:
-            words += ["-m", str(self.model), "-c", "1024", "-t", "1"]
         return [*words, "-n", "2", "--temp", "0", "--seed", "1"] if words[0] == "ask" else words
+
+    def variables(self, home: Path) -> dict[str, str]:
+        model = {"NOTES_MODEL": str(self.model), "NOTES_CTX_SIZE": "1024", "NOTES_THREADS": "1"}
+        return {**model, "NOTES_HOME": str(home)}
 
     def run(
         self, command: Command, home: Path, before: Callable[[], object] | None = None, seconds: float = 30
@@ -150,7 +151,7 @@ class Stage:
     def execute(self, command: str, home: Path) -> subprocess.Popen[bytes]:
         """Run a command in a new Python."""
         words = [sys.executable, "-m", "notes_cli", *self.arguments(command, home)]
-        environment = {**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **self.variables(home), "PYTHONPATH": str(ROOT)}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(words, env=environment, cwd=self.folder, start_new_session=True, **streams)
 
@@ -160,7 +161,7 @@ class Stage:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.chdir(self.folder)
-            os.environ["NOTES_HOME"] = str(home)
+            os.environ.update(self.variables(home))
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for number, name in enumerate(("out", "err"), 1):
                 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)

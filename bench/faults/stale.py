@@ -19,8 +19,8 @@ from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.models import SMOLLM2
 from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.request import Prefilled, Text
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.generation import PrefillDone, TextDelta
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import DecodeThread, Limits
 from notes_cli.text.skill import parse_skill
@@ -202,9 +202,9 @@ class Answers:
         while (event := events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
-            if isinstance(event, PrefillDone):
+            if isinstance(event, Prefilled):
                 reused = sum(piece.tokens for piece in event.pieces if piece.how == "spliced")
-            if isinstance(event, TextDelta):
+            if isinstance(event, Text):
                 sure = sure or max((2.718281828**token.logprob for token in event.tokens[:1]), default=0.0)
                 text += event.text
         return text, sure, reused

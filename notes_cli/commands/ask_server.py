@@ -195,7 +195,7 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
                 for delta in (choice["delta"] for choice in event.get("choices", ())):
                     if text := delta.get("reasoning_content"):
                         printer.reasoning(text)
-                    if (text := delta.get("content")) and options["choices"] is None:  # else it is printed at the end
+                    if text := delta.get("content"):
                         printer.answer(text)
             if not summary:
                 raise Lost("it does not answer as a server of notes does")

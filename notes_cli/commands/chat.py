@@ -177,7 +177,7 @@ def _lines() -> Iterator[str]:
             if interactive:
                 line = output.read_line(MORE if parts else PROMPT)
             else:
-                raw = standard_input().readline()
+                raw = standard_input(hint=False).readline()
                 if not (raw or parts):
                     return
                 line = raw.decode(errors="replace").rstrip("\r\n")

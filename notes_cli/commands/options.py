@@ -275,41 +275,23 @@ _RARE_MODEL = [
 _MODEL += [partial(make, rare=True) for make in _RARE_MODEL]
 
 
-def _parameter(make: Any, cls: type[Option]) -> Callable[[Decorated], Decorated]:
-    """Return the decorator for a parameter of the model, whose variable is NOTES_FLAG for all commands."""
-    flag = max(make.args[0].split("/")[0].split(), key=len)
-    variable = f"NOTES_{flag[2:].replace('-', '_').upper()}"
-    decorator: Callable[[Decorated], Decorated] = make(cls=cls, envvar=variable, group="Model")
-    return decorator
-
-
-def model_options(command: Decorated) -> Decorated:
-    """Decorate a command that chooses a model with the options of `open_workspace`."""
-    return model_settings(*(make.args[0] for make in _MODEL))(command)
-
-
 def model_settings(*options: str) -> Callable[[Decorated], Decorated]:
     """Return a decorator for a command whose model and context are those of a session or a segment, else of the
-    settings. `options`: flags of those that it has all the same."""
+    settings: config.yaml, or NOTES_FLAG for all commands. `options`: flags of those that it has all the same."""
 
     def decorate(command: Decorated) -> Decorated:
         for make in reversed(_MODEL):
-            command = _parameter(make, Option if make.args[0] in options else Setting)(command)
+            flags = make.args[0]
+            variable = max(flags.split("/")[0].split(), key=len)[2:].replace("-", "_").upper()
+            cls = Option if flags in options else Setting
+            command = make(cls=cls, envvar=f"NOTES_{variable}", group="Model")(command)
         return command
 
     return decorate
 
 
-model_option, rpc_option = (_parameter(make, Option) for make in _MODEL if make.args[0] in ("-m --model", "--rpc"))
+model_options = model_settings(*(make.args[0] for make in _MODEL))  # for a command that chooses a model
 json_option = option("--json", "A JSON document (docs/json.md).", name="json_", is_flag=True)
-
-
-def check_place(path: Path, option: str, endings: Sequence[str]) -> None:
-    """Raise UsageError for a file with another ending, NotesError for one in a folder that does not exist."""
-    if path.suffix.lower() not in endings:
-        raise click.UsageError(f"{option} writes {' or '.join(endings)}, not {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def answers_of(choices: str | None) -> list[str] | None:

@@ -142,6 +142,12 @@ def print_notice(notice: Notice) -> None:
     output.say(worded(notice))
 
 
+def print_notices(event: object) -> None:
+    """Print an event that is a notice (`Callbacks.on_event`)."""
+    if isinstance(event, Notice):
+        print_notice(event)
+
+
 def print_callbacks() -> Callbacks:
     """Return callbacks that print notices and progress on stderr."""
     from notes_cli.runtime.request import Callbacks
@@ -151,4 +157,4 @@ def print_callbacks() -> Callbacks:
     ) -> AbstractContextManager[Progress]:
         return output.progress(label, unit, later=later)
 
-    return Callbacks(on_notice=print_notice, progress=watch)
+    return Callbacks(print_notices, watch)

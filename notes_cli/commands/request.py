@@ -18,12 +18,12 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import FieldValue, Number, SkillName, answers_of, named, without_memory
 from notes_cli.commands.terminal import Decorated, SingleOption, option, piped_text, read_text
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, Notice
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
-    from notes_cli.errors import Notice, Progress
-    from notes_cli.runtime.request import Callbacks, Request
+    from notes_cli.errors import Progress
+    from notes_cli.runtime.request import Callbacks, Event, Request
     from notes_cli.runtime.workspace import Workspace
 
 _row = partial(partial, option)  # an option that is applied later
@@ -274,8 +274,6 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
     argument = prompt if argument is None else argument
     name = None if file is None else str(file)
     requested = "-" in (argument, name)
-    if requested and sys.stdin is not None and sys.stdin.isatty():
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
     piping = requested or (sys.stdin is not None and not sys.stdin.isatty())  # closed if None; reading it is an error
     argument = None if argument == "-" else argument
     text = read_text(file) if file is not None and name != "-" else ""
@@ -362,21 +360,24 @@ class AnswerPrinter:
 
     def callbacks(self, workspace: Workspace) -> Callbacks:
         """Return the callbacks for an answer of this process."""
-        from notes_cli.runtime.request import Callbacks
+        from notes_cli.runtime.request import Answer, Callbacks, Text
 
-        return Callbacks(
-            on_notice=_print_notice,
-            progress=partial(watch, hidden=self._command.json),
-            on_reasoning=self.reasoning if self._streams else None,
-            on_reasoning_end=lambda trace, requested: self.end_reasoning(
-                trace.text, trace.stopped, requested, workspace
-            ),
-            on_text=self.answer if self._streams else None,
-            on_answer=lambda answer: self.end_answer(answer.text, answer.stopped, workspace),
-        )
+        def on_event(event: Event) -> None:
+            if isinstance(event, Notice):
+                _print_notice(event)
+            elif isinstance(event, Text) and event.reasoning:
+                self.reasoning(event.text)
+            elif isinstance(event, Text):
+                self.answer(event.text)
+            elif isinstance(event, Answer):
+                if thought := event.thought:
+                    self.end_reasoning(thought.text, thought.stopped, event.settings.think, workspace)
+                self.end_answer(event.text, event.stopped, workspace)
+
+        return Callbacks(on_event, partial(watch, hidden=self._command.json))
 
     def reasoning(self, text: str) -> None:
-        if self._streams:
+        if self._streams and self._command.options["think"]:  # a model may also reason without a request
             self._reasoning.write(text)
 
     def end_reasoning(self, text: str, stopped: Stopped, requested: bool, workspace: Workspace | None) -> None:
@@ -393,11 +394,10 @@ class AnswerPrinter:
 
     def end_answer(self, text: str, stopped: Stopped | None, workspace: Workspace | None) -> None:
         """End the answer, with its whole text and why it ended (None for a choice)."""
-        if stopped is None or not self._streams:
-            if not self._command.json:
-                output.data(text)
-        else:
+        if self._streams:
             self._answer.end(always=True)
+        elif not self._command.json:
+            output.data(text)
         self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], workspace)
 
     def _warn_cut(

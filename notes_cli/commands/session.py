@@ -325,7 +325,7 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     piped = str(file) == "-"
     if piped and name is None:
         raise click.UsageError("standard input has no name. Give the session one: --name NAME")
-    if piped and standard_input().isatty():
+    if piped and standard_input(hint=False).isatty():
         raise click.UsageError("a session is not text: name a file, or pipe it in")
     name = name or name_of(file)
     with nullcontext(standard_input()) if piped else file.open("rb") as source:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import BashComplete, get_completion_class, split_arg_string
 
 from notes_cli import __version__, config, output
-from notes_cli.commands.options import DEMONSTRATION, json_option, model_option, rpc_option
+from notes_cli.commands.options import DEMONSTRATION, json_option, model_settings
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, reason, with_advice
@@ -41,7 +41,7 @@ SETTINGS = """\
 
 # Defaults of one model by its name and type, as `notes verify --save` writes them.
 #defaults:
-#  "SmolLM2 135M Instruct Q4_1":
+#  SmolLM2-135M-Instruct Q4_1:
 #    method: suffix
 #    seam: 4
 #    place: late
@@ -140,10 +140,9 @@ PATHS = {
 
 @click.command(cls=Command)
 @click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
-@model_option
-@rpc_option
 @json_option
-def doctor_command(place: str | None, model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
+@model_settings("-m --model", "--rpc")
+def doctor_command(place: str | None, json_: bool, model: str | None, rpc: tuple[str, ...], **_: Any) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are. Check all files
     of the library and the sessions, byte by byte, and say how to mend what is wrong. Exits 1 if anything is.
 

@@ -104,6 +104,16 @@ class Group(click.Group):
     command_class = Command
 
 
+def common_options(command: click.Command) -> list[click.Option]:
+    """Return those of COMMON that a command lacks; a group takes --help-all alone, and does not list it."""
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    if not isinstance(command, click.Group):
+        return [copy.copy(item) for item in COMMON if not known.intersection(item.opts)]
+    item = copy.copy(COMMON[-1])
+    item.hidden = True
+    return [] if known.intersection(item.opts) else [item]
+
+
 def add_common_options(command: click.Command, *path: str) -> click.Command:
     """Add COMMON and environment variables to the command at this path and its subcommands; return it.
 
@@ -113,9 +123,7 @@ def add_common_options(command: click.Command, *path: str) -> click.Command:
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():
             add_common_options(subcommand, *path, name)
-    known = {flag for parameter in command.params for flag in parameter.opts}
-    common = [item for item in COMMON if item.name == HELP_ALL or not isinstance(command, click.Group)]
-    command.params += [copy.copy(item) for item in common if not known.intersection(item.opts)]
+    command.params += common_options(command)
     for parameter in command.params:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
             parameter.type = _not_empty(parameter.type)
@@ -178,7 +186,12 @@ COMMON = (
         help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
     ),
     click.Option(
-        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="All its options."
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_help_all,
+        help="All options of a command.",
     ),
 )
 
@@ -232,10 +245,12 @@ def _default(option: click.Option, key: str, value: Any) -> Any:
 MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory
 
 
-def standard_input() -> BinaryIO:
-    """Return stdin for bytes. Raises UsageError if it is closed."""
+def standard_input(*, hint: bool = True) -> BinaryIO:
+    """Return stdin for bytes; on a terminal a `hint` says how to end it. Raises UsageError if it is closed."""
     if sys.stdin is None:
         raise click.UsageError("standard input is closed: pipe something in, or name a file")
+    if hint and sys.stdin.isatty():
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
     return sys.stdin.buffer
 
 

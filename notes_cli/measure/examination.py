@@ -258,7 +258,7 @@ def examine_session(session: Session, options: Examination, callbacks: Callbacks
 
 def _resolve(workspace: Workspace, options: Examination, callbacks: Callbacks) -> tuple[Prompt, Sequence[str], int]:
     """Return the prompt without a question, the questions, and the seam."""
-    segments = open_segments(workspace, options.splice, callbacks.on_notice, watch=callbacks.progress)
+    segments = open_segments(workspace, options.splice, callbacks.on_event, watch=callbacks.progress)
     system = options.system
     if system is None:
         fixed = any(segment.prefix_only and not (segment.carry and workspace.context.carries) for segment in segments)

@@ -135,7 +135,7 @@ def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALL
         for count in sorted(set(wanted.tokens)):
             if why := _limit(workspace, wanted, count, folder):
                 left_out.append(LeftOut(count, why))
-                callbacks.on_notice(Notice(f"{count:,} tokens are left out: {why}"))
+                callbacks.on_event(Notice(f"{count:,} tokens are left out: {why}"))
             else:
                 lengths.append(_measure(workspace, wanted, count, tokens, folder, callbacks))
     if not lengths:

@@ -10,18 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from notes_cli.engine.pieces import Piece
-from notes_cli.engine.sequence import KVSequence, Task
+import numpy as np
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.sequence import KVSequence, Logits, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, reason
 from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, warn_unspliced
 from notes_cli.runtime.generate import (
     ANSWER_RESERVE,
+    Decision,
+    Reply,
     ReplyGenerator,
     decide_after_reasoning,
-    ignore_text,
+    decide_task,
+    log_softmax,
 )
 from notes_cli.runtime.prompt import rendered
 from notes_cli.runtime.request import (
@@ -31,38 +36,29 @@ from notes_cli.runtime.request import (
     Answer,
     Callbacks,
     Counts,
+    Event,
+    Prefilled,
     Request,
-    Settings,
     Stream,
+    Text,
+    Token,
 )
 from notes_cli.runtime.resolve import Prepared, resolve_request
 from notes_cli.runtime.scheduler import Job, Scheduler, run
 from notes_cli.runtime.workspace import Workspace
 
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A prompt in a sequence: its tokens by origin, its pieces, the time saved, and its settings."""
-
-    counts: Counts
-    pieces: tuple[Piece, ...]
-    settings: Settings
-    saved: float | None  # seconds of prefill (assemble.py)
-
-    def __repr__(self) -> str:
-        counts = self.counts
-        return f"Prefilled({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
-
-    @classmethod
-    def of(cls, prepared: Prepared, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Prefilled:
-        """Describe the prompt of a sequence. `cached`: tokens that came from the prefix cache; `shared`: tokens in
-        cells that others share."""
-        saved = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], prepared.segments)
-        counts = replace(Counts.of(sequence), shared=shared)
-        return cls(counts, tuple(sequence.pieces), prepared.settings, saved)
+if TYPE_CHECKING:
+    from notes_cli.text.messages import Conversation, ToolCall
+    from notes_cli.text.tools import Calls, ToolCallFormat, ToolCallStream
 
 
-OnPrefill = Callable[[Prefilled], object]  # a callback for a decoded prompt
+def describe(prepared: Prepared, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Prefilled:
+    """Describe the prompt of a sequence. `cached`: tokens that came from the prefix cache; `shared`: tokens in cells
+    that others share."""
+    saved = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], prepared.prompt.segments)
+    counts = replace(Counts.of(sequence), shared=shared)
+    seconds = time.perf_counter() - prepared.begun
+    return Prefilled(counts, tuple(sequence.pieces), prepared.settings, saved, seconds)
 
 
 def prompt_task(
@@ -71,10 +67,9 @@ def prompt_task(
     job: Job[Any],
     callbacks: Callbacks,
     on_boundary: Callable[[], object] | None = None,
-    on_prefill: OnPrefill | None = None,
 ) -> Task[Answer]:
     """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the job's
-    boundary are decoded, `on_prefill` when all are."""
+    boundary are decoded."""
     assert job.sequence is not None
     sequence = job.sequence
     try:
@@ -85,15 +80,16 @@ def prompt_task(
             while not sequence.divided:
                 yield [sequence]
             on_boundary()
-        prefilled = Prefilled.of(prepared, sequence, job.live, job.boundary or 0)
-        return (yield from answer_task(workspace, prepared, prefilled, sequence, callbacks, on_prefill))
+        return (yield from answer_task(workspace, prepared, sequence, callbacks, job.live, job.boundary or 0))
     finally:
         sequence.close()
 
 
 def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
     """Answer one question. Raises NotesError."""
-    return run(workspace, _job(workspace, request, callbacks))
+    answer = run(workspace, _job(workspace, request, callbacks))
+    callbacks.on_event(answer)
+    return answer
 
 
 def ask_stream(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
@@ -106,29 +102,28 @@ def stream(workspace: Workspace, make: Callable[[Callbacks], Job[Answer]], callb
     whole."""
     texts: list[str] = []
 
-    def on_text(text: str) -> None:
-        texts.append(text)
-        if callbacks.on_text:
-            callbacks.on_text(text)
+    def on_event(event: Event) -> None:
+        if isinstance(event, Text) and not event.reasoning:
+            texts.append(event.text)
+        callbacks.on_event(event)
 
-    job = make(replace(callbacks, on_text=on_text, on_answer=NO_CALLBACKS.on_answer))
+    job = make(replace(callbacks, on_event=on_event))
     with Scheduler(workspace) as scheduler:
         scheduler.submit(job)
         while not job.ended:
             scheduler.step()
             yield from texts
             texts.clear()
-    if job.result.decision:
-        yield job.result.text
-    callbacks.on_answer(job.result)
-    return job.result
+    answer = job.result
+    callbacks.on_event(answer)
+    return answer
 
 
 def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Prefilled:
     """Return the pieces of a request's prompt and how each would be made, without computing."""
     prepared = prepare(workspace, request, callbacks, dry=True)
     room = max_new_tokens(workspace, prepared.request, prepared.settings.think)
-    return Prefilled.of(prepared, assemble(workspace, prepared.prompt, dry=True, counted=True, room=room))
+    return describe(prepared, assemble(workspace, prepared.prompt, dry=True, counted=True, room=room))
 
 
 def prepare(
@@ -171,74 +166,169 @@ def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
 def answer_task(
     workspace: Workspace,
     prepared: Prepared,
-    prefilled: Prefilled,
     sequence: KVSequence,
     callbacks: Callbacks = NO_CALLBACKS,
-    on_prefill: OnPrefill | None = None,
+    cached: int = 0,
+    shared: int = 0,
 ) -> Task[Answer]:
-    """Decode the rest of an assembled prompt, reason if requested, then decide or generate. The sequence then ends with
-    the answer, unless that is a choice."""
-    request, settings = prepared.request, prepared.settings
-    warn_unspliced(sequence, callbacks.on_notice)
-    with callbacks.progress("reading the prompt", prefilled.counts.decoded) as update:
+    """Decode the rest of an assembled prompt, and answer it. `cached`, `shared`: as in `describe`."""
+    prefilled = yield from prefill_task(workspace, prepared, sequence, callbacks, cached, shared)
+    return (yield from generate_task(workspace, prepared, prefilled, sequence, callbacks))
+
+
+def prefill_task(
+    workspace: Workspace,
+    prepared: Prepared,
+    sequence: KVSequence,
+    callbacks: Callbacks,
+    cached: int = 0,
+    shared: int = 0,
+) -> Task[Prefilled]:
+    """Decode the rest of an assembled prompt. `cached`, `shared`: as in `describe`."""
+    warn_unspliced(sequence, callbacks.on_event)
+    with callbacks.progress("reading the prompt", sequence.decoded) as update:
         total = len(sequence.pending)
         while sequence.pending:
             yield [sequence]
             update(total - len(sequence.pending), total)
     yield from sequence.next_logits()
-    prompt_decoded = time.perf_counter()
-    if on_prefill:
-        on_prefill(prefilled)
+    prefilled = describe(prepared, sequence, cached, shared)
+    callbacks.on_event(prefilled)
+    return prefilled
+
+
+def generate_task(
+    workspace: Workspace,
+    prepared: Prepared,
+    prefilled: Prefilled,
+    sequence: KVSequence,
+    callbacks: Callbacks,
+    index: int = 0,
+) -> Task[Answer]:
+    """Reason after a decoded prompt if requested, then decide or generate, with an event for each new text. The
+    sequence then ends with the answer, unless that is a choice. `index`: of the answer."""
+    request, prompt, settings = prepared.request, prepared.prompt, prepared.settings
+    recorder = TokenRecorder(workspace.model, request.likely)
+    talk = request.conversation
+    form = call_format(workspace, request, talk) if talk and talk.tools else None
+    calls = form and _call_stream(form, request)
     first: list[float] = []
 
     def on_text(text: str) -> None:
-        first.append(time.perf_counter())
-        if callbacks.on_text:
-            callbacks.on_text(text)
+        if text := calls.feed(text) if calls else text:
+            first.append(time.perf_counter())
+            callbacks.on_event(Text(text, index, tokens=recorder.take()))
+
+    def on_reasoning(text: str) -> None:
+        callbacks.on_event(Text(text, index, reasoning=True))
+
+    def call_begins() -> int:
+        """Return where a call begins; what follows is one in the form of a required call."""
+        nonlocal calls
+        place = calls.call_position if calls else -1
+        if place >= 0:
+            calls = _call_stream(None, request)
+            recorder.take()
+        return place
 
     generator = ReplyGenerator(
         *(workspace, request.sampling, request.max_tokens, request.max_think),
         on_text=on_text,
-        # only requested reasoning is streamed
-        on_reasoning=(callbacks.on_reasoning if settings.think else None) or ignore_text,
-        on_token=callbacks.on_token,
+        on_reasoning=on_reasoning,
+        stops=request.stops,
+        on_token=recorder.chosen,
         grammar=prepared.grammar,
+        calls=_allowed_calls(form, request) if form and not request.must_call else None,
+        opened=not (talk and talk.tools),
+        prefilled=prompt.is_raw or bool(talk and talk.prefill),
+        call_begins=call_begins if request.call_grammar else None,
+        call_grammar=request.call_grammar,
+        raw=prompt.is_raw,
     )
-    thought, decision, stopped, text, tokens = None, None, None, "", 0
-    if settings.think:
-        thought = yield from generator.reason(sequence)
-        callbacks.on_reasoning_end(thought, True)
-    if request.choices is not None:
-        from notes_cli.runtime.generate import decide_task
-
+    thought = (yield from generator.reason(sequence)) if settings.think else None
+    decision: Decision | None = None
+    if request.choices is None:
+        reply = yield from generator.reply(sequence, thought)
+    else:
         if thought:
             decision = yield from decide_after_reasoning(workspace, sequence, request.choices, thought)
         else:
             decision = yield from decide_task(sequence, request.choices)
-        text = decision.choice
-    else:
-        reply = yield from generator.reply(sequence, thought)
-        if thought is None and reply.thought:  # reasoning without a request
-            callbacks.on_reasoning_end(reply.thought, False)
-        thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped
-    answer = Answer(
-        text,
-        tokens,
+        callbacks.on_event(Text(decision.choice, index))
+        reply = Reply(decision.choice, 0, thought, None)
+    found: tuple[ToolCall, ...] = ()
+    if calls:
+        rest, found = calls.end(cut=reply.stopped != "end")
+        if rest:
+            callbacks.on_event(Text(rest, index, tokens=recorder.take()))
+    return Answer(
+        reply.text,
+        reply.tokens,
         settings,
         prefilled.counts,
         tuple(sequence.pieces),
-        thought,
+        reply.thought,
         decision,
-        stopped,
+        reply.stopped,
         begun=prepared.begun,
         load=prepared.ready - prepared.begun,
         splice=sequence.seconds["splice"],
-        prompt=prompt_decoded - prepared.ready,
+        prompt=prefilled.seconds - (prepared.ready - prepared.begun),
         first_token=(first[0] if first else time.perf_counter()) - prepared.ready,
         saved=prefilled.saved,
+        index=index,
+        calls=found,
+        stop=reply.stop,
+        rest=recorder.take(),
     )
-    callbacks.on_answer(answer)
-    return answer
+
+
+def call_format(workspace: Workspace, request: Request, conversation: Conversation) -> ToolCallFormat | None:
+    """Return the format of tool calls in the answer; None if the model's is unknown."""
+    from notes_cli.text.tools import FORCED, form_of  # only for conversations with tools
+
+    form = form_of(workspace.template.tool_source)
+    if conversation.prefill and form:
+        return replace(form, bare="", waits="", prefix="")  # a call does not begin the answer
+    return FORCED if request.must_call else form
+
+
+def _allowed_calls(form: ToolCallFormat, request: Request) -> Calls:
+    from notes_cli.text.tools import Calls
+
+    return Calls(form, request.allowed)
+
+
+def _call_stream(form: ToolCallFormat | None, request: Request) -> ToolCallStream:
+    """Return a parser of calls in this format, or in that of a required call."""
+    from notes_cli.text.tools import FORCED, ToolCallStream
+
+    return ToolCallStream(form or FORCED, request.allowed)
+
+
+@dataclass(slots=True)
+class TokenRecorder:
+    """Collects the tokens of an answer between two texts, with `likely` alternatives each; None: collects nothing."""
+
+    model: Model
+    likely: int | None
+    new: list[Token] = field(default_factory=list)
+
+    def chosen(self, token: int, logits: Logits) -> None:
+        if self.likely is None:
+            return
+        scores = log_softmax(logits)
+        best = np.argsort(-scores)[: self.likely]
+        likely = tuple((*self._text(int(candidate)), float(scores[candidate])) for candidate in best)
+        self.new.append(Token(*self._text(token), float(scores[token]), likely, self.model.token_bytes(token)))
+
+    def _text(self, token: int) -> tuple[str, bytes]:
+        raw = self.model.token_bytes(token, special=True)
+        return raw.decode(errors="replace"), raw
+
+    def take(self) -> tuple[Token, ...]:
+        tokens, self.new = tuple(self.new), []
+        return tokens
 
 
 # Many questions.
@@ -293,13 +383,14 @@ class _Batch:
         self._workspace, self._scheduler = workspace, scheduler
         self._begun = time.perf_counter()  # waiting for earlier requests counts as loading
         self._notices: set[str] = set()
-        self._notice_to = callbacks.on_notice
-        self._callbacks = replace(NO_CALLBACKS, on_notice=self._notice, progress=callbacks.progress)
+        self._on_event = callbacks.on_event
+        self._callbacks = replace(callbacks, on_event=self._notice)
 
-    def _notice(self, notice: Notice) -> None:
-        if str(notice) not in self._notices:
-            self._notices.add(str(notice))
-            self._notice_to(notice)
+    def _notice(self, event: Event) -> None:
+        """Pass a new notice on."""
+        if isinstance(event, Notice) and str(event) not in self._notices:
+            self._notices.add(str(event))
+            self._on_event(event)
 
     def submit(self, request: Request | NotesError, done: dict[int, Answer | NotesError], number: int) -> None:
         """Submit a request; its outcome goes to `done`."""

@@ -60,7 +60,7 @@ class Reply:
     text: str
     tokens: int
     thought: ReasoningTrace | None = None
-    stopped: Stopped = "end"
+    stopped: Stopped | None = "end"  # None for a choice
     stop: str = ""
 
 
@@ -92,7 +92,7 @@ class ReplyGenerator:
     answer, if the model has one; with tools it is left out, as a call begins otherwise. `prefilled`: the prompt has the
     beginning of the answer, so that no reasoning precedes the rest, and blanks before it count. `call_begins`: where a
     call begins in the answer's text, or -1; it is asked after each token. There the answer is cut, also in the
-    sequence, and a call by `call_grammar` follows."""
+    sequence, and a call by `call_grammar` follows. `raw`: it continues a text, without marks of reasoning."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -108,11 +108,16 @@ class ReplyGenerator:
     prefilled: bool = False
     call_begins: Callable[[], int] | None = None
     call_grammar: str | None = None
+    raw: bool = False
+
+    @property
+    def _reasoning(self) -> Reasoning:
+        return Reasoning() if self.raw else self.workspace.reasoning
 
     def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
         """Generate reasoning up to the start of the answer. `begun`: reasoning text that is already generated. Raises
         EngineError without capacity for reasoning and its end."""
-        reasoning, start = self.workspace.reasoning, len(sequence)
+        reasoning, start = self._reasoning, len(sequence)
         reasoning = reasoning.calling if self.calls else reasoning
         stream, until = _TextStream(self.on_reasoning), MarkSplitter(reasoning.close)
 
@@ -142,7 +147,7 @@ class ReplyGenerator:
     def _conclude(self, sequence: KVSequence, stream: _TextStream) -> Task[str]:
         """Return the answer at the end of the reasoning, generating it if the reasoning was truncated; empty if there
         is none."""
-        reasoning = self.workspace.reasoning
+        reasoning = self._reasoning
 
         def on_text(text: str) -> bool:
             stream.add(text)
@@ -165,7 +170,7 @@ class ReplyGenerator:
 
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an unconstrained answer."""
-        reasoning, start = self.workspace.reasoning, len(sequence)
+        reasoning, start = self._reasoning, len(sequence)
         stream = _TextStream(self.on_text, strip=not self.prefilled)
         begins = LeadingMark("" if thought or self.prefilled else reasoning.open)
         end = MarkSplitter(reasoning.end, self.stops)
@@ -188,11 +193,9 @@ class ReplyGenerator:
         if cut >= 0:
             sequence.truncate(next((token for place, token in reversed(places) if place <= cut), start))
             left = self.max_tokens - (len(sequence) - start)
-            return (
-                yield from replace(self, grammar=self.call_grammar, max_tokens=left)._generate_constrained(
-                    sequence, thought
-                )
-            )
+            calling = replace(self, grammar=self.call_grammar, max_tokens=left)
+            reply = yield from calling._generate_constrained(sequence, thought)
+            return replace(reply, tokens=len(sequence) - start)
         stream.add(end.feed(begins.flush()))
         stream.add(end.flush())
         stopped: Stopped = "end" if end.found else sequence.stopped
@@ -229,7 +232,7 @@ class ReplyGenerator:
 
     def _opening(self, thought: ReasoningTrace | None) -> str:
         """Return the mark that opens an answer, if it was left out for a possible call."""
-        reasoning, template = self.workspace.reasoning, self.workspace.template
+        reasoning, template = self._reasoning, self.workspace.template
         if thought:
             return reasoning.answer.removeprefix(reasoning.calling.answer) if self.calls else ""
         return "" if self.opened or template.calling is None else template.reply.removeprefix(template.calling)
@@ -237,7 +240,7 @@ class ReplyGenerator:
     def _unrequested_reasoning(self, sequence: KVSequence) -> Task[ReasoningTrace | None]:
         """Generate the reasoning that a model starts unrequested; None if it does not."""
         model, start = self.workspace.model, len(sequence)
-        marks = model.tokenize(self.workspace.reasoning.open.strip(), special=True)
+        marks = model.tokenize(self._reasoning.open.strip(), special=True)
         if not len(marks):
             return None
         # Compare all tokens of the mark, as an answer's mark may have the same prefix. A recurrent state cannot be
@@ -259,7 +262,7 @@ class ReplyGenerator:
     def _generate_calls(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
         """Generate while the text may be tool calls; None, with all of it removed, if it is none. Raises
         UnsupportedError where the model cannot be rolled back."""
-        start, answer, end = len(sequence), "", MarkSplitter(self.workspace.reasoning.end, self.stops)
+        start, answer, end = len(sequence), "", MarkSplitter(self._reasoning.end, self.stops)
 
         def on_text(text: str) -> bool:
             nonlocal answer
@@ -305,7 +308,7 @@ class ReplyGenerator:
     ) -> Task[None]:
         """Generate at most `limit` tokens. `on_text` gets the text in whole characters and returns True to stop.
         Special tokens have no text except the marks of the model and those in `marks`. `keep`: tokens to leave free."""
-        model, reasoning = self.workspace.model, self.workspace.reasoning
+        model, reasoning = self.workspace.model, self._reasoning
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         constraint = None if grammar is None else Constraint(model, grammar)

@@ -46,6 +46,7 @@ class Prompt:
     splice: bool = True  # False: decode the same tokens, the full prefill that everything is compared with
     strict: bool = False  # raise UnsupportedError for a skill whose K/V cannot be placed, instead of decoding it
     exact: bool = False  # place K/V only where it equals that of a prefill of the whole prompt
+    is_raw: bool = False  # made of tokens, without a template
     chunks: tuple[Chunk, ...] = field(default=(), init=False)
     tokens: tuple[Tokens, ...] = field(default=(), init=False)  # of each chunk; of a skill those that the method leaves
     changes: Mapping[str, Change] = field(default_factory=dict, init=False)  # by skill
@@ -53,7 +54,7 @@ class Prompt:
     @classmethod
     def raw(cls, tokens: Tokens) -> Prompt:
         """Return a prompt of these tokens, without a template."""
-        return cls("")._with((Chunk("text"),), (tokens,), {})
+        return cls("", is_raw=True)._with((Chunk("text"),), (tokens,), {})
 
     def _with(self, chunks: tuple[Chunk, ...], tokens: tuple[Tokens, ...], changes: Mapping[str, Change]) -> Prompt:
         prompt = replace(self)

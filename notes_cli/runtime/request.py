@@ -1,4 +1,4 @@
-"""Data of one question: the request with all of its options, callbacks, effective settings, and the answer."""
+"""Data of one question: the request with all of its options, effective settings, the events of its answer, and it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Stopped
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.generate import DEFAULT_MAX_THINK, UNLIMITED_RESERVE, Chosen, ReasoningTrace
+from notes_cli.runtime.generate import DEFAULT_MAX_THINK, UNLIMITED_RESERVE, ReasoningTrace
 from notes_cli.runtime.open_skills import SkillRef, Watch, no_progress
 from notes_cli.text.erratum import of_fields
 
 if TYPE_CHECKING:
     from notes_cli.runtime.generate import Decision
+    from notes_cli.text.messages import Conversation, ToolCall
 
 PARALLEL = 16  # concurrent questions
 UNLIMITED = 2**31 - 1  # tokens: limited by the context only
@@ -62,6 +63,12 @@ class Request:
     decode: Names from `splice` to decode instead, so that these skills attend to the text before them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.
     exact: Reuse K/V only where it equals that of a full prefill of the prompt, and decode the rest.
+    stops: Texts that end the answer, without being part of it.
+    likely: Log-probabilities of the answer's tokens, with so many alternatives to each; None: none.
+    conversation: Messages (text/messages.py) in place of question and system text; its SkillParts name `splice`.
+    allowed: The tools of the conversation that may be called.
+    call_grammar: Grammar of a call that the model may begin; None: calls are unconstrained.
+    must_call: `grammar` is that of a call.
     """
 
     question: str
@@ -87,9 +94,15 @@ class Request:
     results: Sequence[tuple[str, str]] = ()
     images: Sequence[SkillRef] = ()
     memory: SkillRef | None = None
+    stops: Sequence[str] = ()
+    likely: int | None = None
+    conversation: Conversation | None = None
+    allowed: Sequence[Mapping[str, Any]] = ()
+    call_grammar: str | None = None
+    must_call: bool = False
 
     def __post_init__(self) -> None:
-        freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results")
+        freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results", "stops", "allowed")
         for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
             if count < 0:
                 raise NotesError(f"{name} must be a number of tokens, not {count!r}")
@@ -102,7 +115,7 @@ class Request:
 
 class Asking(TypedDict, total=False):
     """Types of the options of a question as keywords: those of Request and of SamplerOptions, where their meanings and
-    defaults are."""
+    defaults are, without the rules for calls of tools."""
 
     splice: Sequence[SkillRef]
     errata: Sequence[str] | Mapping[str, str]
@@ -127,6 +140,9 @@ class Asking(TypedDict, total=False):
     images: Sequence[SkillRef]
     memory: SkillRef | None
     results: Sequence[tuple[str, str]]
+    stops: Sequence[str]
+    likely: int | None
+    conversation: Conversation | None
     seam: int | None
     place: str | None
     wording: str | None
@@ -134,24 +150,6 @@ class Asking(TypedDict, total=False):
     decode: Sequence[str]
     strict: bool
     exact: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """Callbacks for notices, progress and streamed text; no-ops by default."""
-
-    on_notice: Callable[[Notice], object] = lambda notice: None
-    progress: Watch = no_progress
-    on_reasoning: Callable[[str], None] | None = None
-    # (trace, whether reasoning was requested)
-    on_reasoning_end: Callable[[ReasoningTrace, bool], object] = lambda thought, asked: None
-    on_text: Callable[[str], object] | None = None
-    on_token: Chosen | None = None  # each token of an answer, before its text
-    on_answer: Callable[[Answer], object] = lambda answer: None
-
-    def __repr__(self) -> str:
-        changed = (item.name for item in fields(self) if getattr(self, item.name) is not item.default)
-        return f"Callbacks({', '.join(changed)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +185,49 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A decoded prompt: its tokens by origin, its pieces, and its settings. `saved`: seconds that a prefill of the
+    spliced tokens took on this machine when they were compiled; None if unknown. `seconds`: since the request began."""
+
+    counts: Counts
+    pieces: tuple[Piece, ...]
+    settings: Settings
+    saved: float | None
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        counts = self.counts
+        return f"Prefilled({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of an answer with its log-probability and its likeliest alternatives."""
+
+    text: str  # of `raw`
+    raw: bytes  # a control token has its name here
+    logprob: float
+    likely: tuple[tuple[str, bytes, float], ...] = ()  # text, raw bytes, log-probability
+    shown: bytes = b""  # added to the answer's text; empty for a control token
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """New text of an answer, or of its reasoning. `tokens`: its tokens, if log-probabilities were requested."""
+
+    text: str
+    index: int = 0  # of the answer, if there are several
+    reasoning: bool = False
+    tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """An answer, its prompt's statistics, and timings in seconds; `prompt` and `first_token` count from the end of
     `load`."""
 
     text: str
-    tokens: int  # generated
+    tokens: int  # generated, without those of the reasoning
     settings: Settings
     counts: Counts  # of the prompt
     pieces: tuple[Piece, ...]
@@ -204,8 +239,11 @@ class Answer:
     splice: float = 0.0
     prompt: float = 0.0
     first_token: float = 0.0  # or the choice
-    # Time that a prefill of the spliced tokens took on this machine when they were compiled; None if unknown.
-    saved: float | None = None
+    saved: float | None = None  # as in Prefilled
+    index: int = 0  # if there are several
+    calls: tuple[ToolCall, ...] = ()
+    stop: str = ""  # the one of `stops` that ended it
+    rest: tuple[Token, ...] = ()  # tokens after its last text, if log-probabilities were requested
 
     def __str__(self) -> str:
         return self.text
@@ -224,6 +262,11 @@ class Answer:
         return self.text
 
     @property
+    def reasoning(self) -> int:
+        """Number of tokens of its reasoning."""
+        return self.thought.tokens if self.thought else 0
+
+    @property
     def choice(self) -> str | None:
         """The preferred choice; None without choices."""
         return self.decision.choice if self.decision else None
@@ -238,6 +281,22 @@ class Answer:
         """A choice that is not in the sequence; empty if it is, possibly as the end of the reasoning."""
         at_the_end = self.thought is not None and self.thought.answer.casefold() == self.text.casefold()
         return self.text if self.decision and not at_the_end else ""
+
+
+Event = Notice | Prefilled | Text | Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """`on_event` gets notices, the decoded prompt, texts as they are generated, and the answer. `progress` shows the
+    progress of compiles and prefills."""
+
+    on_event: Callable[[Event], object] = lambda event: None
+    progress: Watch = no_progress
+
+    def __repr__(self) -> str:
+        changed = (item.name for item in fields(self) if getattr(self, item.name) is not item.default)
+        return f"Callbacks({', '.join(changed)})"
 
 
 Stream = Generator[str, None, Answer]  # yields texts, returns the answer

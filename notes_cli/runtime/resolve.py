@@ -95,15 +95,15 @@ def resolve(
     segments = with_unique_names(segments, [skill.name for skill in before])
     for_all = global_errata(workspace) if segments else ()
     if for_all or unapplied:
-        request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unapplied or {})
+        request = _add_global_errata(request, segments, for_all, callbacks.on_event, before, unapplied or {})
     stated = False
     if request.errata or request.fields:
-        _notify_fields(request, [*before, *segments], callbacks.on_notice)
+        _notify_fields(request, [*before, *segments], callbacks.on_event)
         if not goes_on:
             fields, errata = as_new_values(request.errata, request.fields, segments)
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, callbacks.on_notice, goes_on, stated)
+    settings = _settings(workspace, request, segments, callbacks.on_event, goes_on, stated)
     prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
@@ -158,7 +158,7 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
 
 def open_requested(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> list[Segment]:
     """Open the skills of a request, then its memory, then its images (open_skills.py)."""
-    opened = partial(open_segments, workspace, say=callbacks.on_notice, watch=callbacks.progress, dry=dry)
+    opened = partial(open_segments, workspace, say=callbacks.on_event, watch=callbacks.progress, dry=dry)
     memory = [] if request.memory is None else [request.memory]
     return [*opened(request.splice), *opened(memory), *opened(request.images, image=True)]
 

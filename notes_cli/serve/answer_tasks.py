@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,22 +20,18 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
-from notes_cli.runtime.answering import Prefilled, prompt_task
-from notes_cli.runtime.assemble import assemble_task, saved_seconds
-from notes_cli.runtime.kv_budget import GRANT
-from notes_cli.runtime.prefix_cache import Layout
-from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
+from notes_cli.runtime.answering import describe, generate_task, prefill_task, prompt_task
+from notes_cli.runtime.assemble import assemble_task
+from notes_cli.runtime.request import Answer, Callbacks, Counts, Event, Prefilled, Request, Text
 from notes_cli.runtime.scheduler import Job, Scheduler
-from notes_cli.runtime.token_runs import PlacedRun
-from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.generation import AnswerDone, PrefillDone, TextDelta, TokenRecorder, generate_answers
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN, ChatRequest
-from notes_cli.serve.prepare import Prepared, PreparedQuestion, PreparedRequest, PreparedTurn, ServerState
+from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
 
-JobEvent = PrefillDone | TextDelta | AnswerDone | NotesError | None  # None: the request is answered
+Json = dict[str, Any]
+JobEvent = Event | Json | NotesError | None  # Json: for the key `notes` of the reply; None: the request is answered
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +42,7 @@ class ServerJob:
     on_event: Callable[[JobEvent], object]
     arrived: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
-    prepared: Prepared | None = None
+    prepared: PreparedRequest | None = None
     work: Job[None] | None = None  # in the scheduler, once it is prepared
     resources: ExitStack = field(default_factory=ExitStack)  # closed when the job finishes: its session
     finished: threading.Event = field(default_factory=threading.Event)
@@ -58,39 +54,6 @@ class ServerJob:
             self.work.cancelled = True
 
 
-class _AnswerEvents:
-    """Emits the events of the answer to a question or to a turn of a session."""
-
-    def __init__(self, job: ServerJob, workspace: Workspace, notices: list[str]) -> None:
-        self._job, self._workspace, self._notices = job, workspace, notices
-        self._tokens = TokenRecorder(workspace.model, job.request.params.likely)
-        self.callbacks = Callbacks(
-            on_notice=lambda notice: notices.append(str(notice)),
-            on_reasoning=self._on_reasoning,
-            on_text=lambda text: job.on_event(TextDelta(0, text, tokens=self._tokens.take())),
-            on_token=self._tokens.chosen,
-        )
-
-    def _on_reasoning(self, text: str) -> None:
-        self._job.on_event(TextDelta(0, text, reasoning=True))
-
-    def done(self, request: Request, answer: Answer, continued: bool = False) -> AnswerDone:
-        """Return the last event. Its `notes` are the document of `notes ask --json` if the request has `explain`, else
-        the probabilities of its choices, if any."""
-        notes, session = self._job.request.notes, self._job.request.notes.session
-        document: dict[str, object] = {}
-        if answer.decision:
-            self._job.on_event(TextDelta(0, answer.text))
-            document = {"choice": answer.choice, "probabilities": answer.probabilities}
-        if notes.explain:
-            memory = request.memory.name if session and isinstance(request.memory, Segment) else None
-            document = turn_as_json(self._workspace, request, answer, self._job.arrived, session, continued, memory)
-            document["notices"] = self._notices
-        reasoning = answer.thought.tokens if answer.thought else 0
-        rest = self._tokens.take()
-        return AnswerDone(0, answer.stopped or "end", answer.tokens + reasoning, reasoning, rest, notes=document)
-
-
 class AnswerTasks:
     """Makes the jobs that answer requests, for the decode thread."""
 
@@ -98,15 +61,17 @@ class AnswerTasks:
         self._state, self._scheduler, self._metrics = state, scheduler, metrics
         self._workspace, self._prefixes = state.workspace, state.prefixes
 
-    def explain(self, prepared: PreparedRequest | PreparedQuestion) -> dict[str, object]:
+    def explain(self, ready: PreparedRequest) -> dict[str, object]:
         """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
-        if isinstance(prepared, PreparedQuestion):
+        prepared, layout, salt = ready.prepared, ready.layout, ready.chat.salt
+        assert prepared is not None
+        notices = list(map(str, ready.notices))
+        if ready.chat.notes.ask is not None:
             with self._workspace.sequence(dry=True) as sequence:
-                run(assemble_task(self._workspace, prepared.question.prompt, dry=True, begun=sequence))
-                plan = Prefilled.of(prepared.question, sequence)
-            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
-        layout = prepared.layout
-        salt = prepared.request.salt
+                run(assemble_task(self._workspace, prepared.prompt, dry=True, begun=sequence))
+                plan = describe(prepared, sequence)
+            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": notices}
+        assert layout is not None
         cached, length, _ = self._prefixes.find(layout, salt)
         layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
         if cached and length:
@@ -114,83 +79,81 @@ class AnswerTasks:
         else:
             sequence = self._workspace.sequence(dry=True)
         live = self._prefixes.restore(sequence, layout, salt)
-        run(self._prefill(layout, sequence, [placed for placed in runs if placed.run.first >= live]))
+        runs = [placed for placed in runs if placed.run.first >= live]
+        run(assemble_task(self._workspace, prepared.prompt, dry=True, begun=sequence, runs=runs))
         counts = replace(Counts.of(sequence), shared=live)
-        return explanation(sequence.pieces, asdict(counts), prepared.notices)
+        return explanation(sequence.pieces, asdict(counts), notices)
 
     def work(self, job: ServerJob) -> Job[None]:
         """Return a prepared request as a job of the scheduler."""
-        prepared, longest, salt = job.prepared, self._state.longest, job.request.salt
-        if isinstance(prepared, PreparedRequest):
-            tokens = len(prepared.layout)
+        ready, longest = job.prepared, self._state.longest
+        assert ready is not None
+        shared: dict[str, Any] = {"layout": ready.layout, "salt": job.request.salt, "arrived": job.arrived}
+        if ready.session is None and ready.chat.notes.ask is None:
+            tokens = len(ready.layout or ())
             return Job(
-                lambda work: self._answer(job, work, prepared),
-                prepared.layout.prompt.cells,
-                min(prepared.max_new, GRANT),
-                min(1 + (prepared.reasoning_end if prepared.think else 0), prepared.max_new),
+                lambda work: self._answer(job, work, ready),
+                ready.tokens,
+                ready.first_tokens,
+                min(1 + ready.reasoning_end * ready.request.think, ready.max_new),
                 answers=job.request.params.choices,
-                reasoning_end=prepared.reasoning_end,
-                limit=tokens + prepared.max_new if longest is None else min(tokens + prepared.max_new, longest),
-                layout=prepared.layout,
-                salt=salt,
+                reasoning_end=ready.reasoning_end,
+                limit=tokens + ready.max_new if longest is None else min(tokens + ready.max_new, longest),
                 preemptible=True,
-                arrived=job.arrived,
+                **shared,
             )
-        assert prepared is not None
-        tokens, first = prepared.tokens, prepared.first_tokens
-        first = first if longest is None else max(1, min(first, longest - tokens))
-        if isinstance(prepared, PreparedTurn):
-            answer: Callable[[Job[None]], Task[None]] = partial(self._session, job, turn=prepared)
-            more: dict[str, Any] = {"own": True}
-        else:
-            answer = partial(self._question, job, asked=prepared)
-            more = {"layout": prepared.layout, "salt": salt, "boundary": prepared.boundary}
-        return Job(answer, tokens, first, 1, lookahead=prepared.lookahead, arrived=job.arrived, **more)
+        first = ready.first_tokens
+        first = first if longest is None else max(1, min(first, longest - ready.tokens))
+        answer = self._question if ready.session is None else self._turn
+        more: dict[str, Any] = {**shared, "boundary": ready.boundary, "own": ready.session is not None}
+        return Job(lambda work: answer(job, work, ready), ready.tokens, first, 1, lookahead=ready.lookahead, **more)
 
-    def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
+    def _answer(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
         """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        layout, sequence, prefix = work.layout, work.sequence, work.prefix
-        assert layout is not None and sequence is not None and prefix is not None
+        sequence, prefix, prepared = work.sequence, work.prefix, ready.prepared
+        assert sequence is not None and prefix is not None and prepared is not None
         forks: list[KVSequence] = []
         texts: dict[int, str] = {}  # by choice
         failed, complete = False, 0
 
         def keep_conversation() -> None:
-            if prepared.conversation is not None:
-                answers = [prepared.request.prefill + text for text in texts.values() or [""]]
-                self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, answers)
+            if ready.conversation is not None:
+                answers = [ready.chat.prefill + text for text in texts.values() or [""]]
+                self._state.conversations.keep(ready.chat, ready.digests, ready.conversation, answers)
 
-        def on_delta(delta: TextDelta) -> None:
-            if not delta.reasoning:
-                texts[delta.index] = texts.get(delta.index, "") + delta.text
-            job.on_event(delta)
+        def on_event(event: Event) -> None:
+            if isinstance(event, Text) and not event.reasoning:
+                texts[event.index] = texts.get(event.index, "") + event.text
+            self._emit(job, event, work.live)
 
-        def on_done(answer: AnswerDone) -> None:
+        def answer(sequence: KVSequence, index: int, seed: int) -> Task[None]:
             nonlocal complete
+            sampling = replace(prepared.request.sampling, seed=(seed + index) & 0xFFFFFFFF)
+            own = replace(prepared, request=replace(prepared.request, sampling=sampling))
+            done = yield from generate_task(self._workspace, own, prefilled, sequence, callbacks, index)
             complete += 1
             if complete == work.answers:  # before the client gets the end and sends its next turn
                 keep_conversation()
-            self._emit_done(job, answer)
+            self._emit(job, done)
 
+        callbacks = Callbacks(on_event)
         try:
-            yield from self._prefill(layout, sequence, work.runs)
-            yield from sequence.next_logits()
-            counts = replace(Counts.of(sequence), shared=work.live)
-            pieces, gain = tuple(sequence.pieces), saved_seconds(sequence.pieces, layout.prompt.segments)
-            seconds = time.perf_counter() - job.arrived
-            self._emit_prefill_done(job, work.live, PrefillDone(counts, pieces, seconds, prepared.notices, gain))
+            self._emit_notices(job, ready)
+            yield from assemble_task(
+                self._workspace, prepared.prompt, begun=sequence, counted=not prepared.prompt.is_raw, runs=work.runs
+            )
+            prefilled = yield from prefill_task(self._workspace, prepared, sequence, callbacks, shared=work.live)
             forks = [sequence.share() for _ in range(work.answers - 1)]
             reservation = work.reservations[0]
             reservation.fork_cells = reservation.forks = 0
             for fork in forks:
                 fork.token_limit = sequence.token_limit
-                tokens, reasoning_end = len(layout) + work.first, reservation.reasoning_end
+                tokens, reasoning_end = len(prepared.prompt) + work.first, reservation.reasoning_end
                 work.reservations.append(self._scheduler.budget.reserve(fork, tokens, reasoning_end=reasoning_end))
-            seed = prepared.request.params.sampling.seed
+            seed = prepared.request.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            seqs = [sequence, *forks]
-            yield from generate_answers(self._workspace, prepared, seqs, seed, on_delta, on_done)
+            yield from _join([answer(each, index, seed) for index, each in enumerate([sequence, *forks])])
         except Exception:
             failed = True
             raise
@@ -204,56 +167,82 @@ class AnswerTasks:
                 with suppress(NotesError):  # drops a prefix whose sequence is not intact
                     self._prefixes.set_idle(prefix)
 
-    def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
+    def _question(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
         """Answer a question in a sequence of its own, which keeps what other questions share."""
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        events = _AnswerEvents(job, self._workspace, asked.notices)
-        if asked.layout and work.live and work.sequence is not None:
-            work.sequence.pieces = asked.layout.live(work.live)
-        answer = yield from prompt_task(
-            *(self._workspace, asked.question, work, events.callbacks),
-            on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
-            on_prefill=lambda done: self._on_prefill(job, done, work.live),
-        )
-        self._emit_done(job, events.done(asked.question.request, answer))
+        prepared = ready.prepared
+        assert prepared is not None
+        self._emit_notices(job, ready)
+        if ready.layout and work.live and work.sequence is not None:
+            work.sequence.pieces = ready.layout.live(work.live)
+        kept = (lambda: self._scheduler.keep_prefix(work)) if work.prefix else None
+        callbacks = Callbacks(partial(self._emit, job, live=work.live))
+        answer = yield from prompt_task(self._workspace, prepared, work, callbacks, kept)
+        self._emit_document(job, prepared.request, answer)
+        self._emit(job, answer)
 
-    def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
+    def _turn(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
         """Answer the next turn of a session; the session is closed at the end."""
         self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        events = _AnswerEvents(job, self._workspace, turn.notices)
+        assert ready.session is not None
+        self._emit_notices(job, ready)
         with job.resources:
-            session = job.resources.enter_context(Session(self._workspace, turn.stored))
+            session = job.resources.enter_context(Session(self._workspace, ready.session))
             continued = not session.empty
             answer = yield from session.answer_task(
-                *(turn.request, events.callbacks),
+                *(ready.request, Callbacks(partial(self._emit, job))),
                 assembled=lambda sequence: self._scheduler.reserve(work, sequence),
-                room=turn.first_tokens,
-                on_prefill=lambda done: self._on_prefill(job, done),
+                room=ready.first_tokens,
             )
+        self._emit_document(job, ready.request, answer, continued)
         # Once the session is closed, as its client may send the next turn at once.
-        self._emit_done(job, events.done(turn.request, answer, continued))
+        self._emit(job, answer)
 
-    def _on_prefill(self, job: ServerJob, prefilled: Prefilled, live: int = 0) -> None:
-        live += sum(piece.tokens for piece in prefilled.pieces if piece.reason is Reason.RESTORED_SESSION)
-        seconds = time.perf_counter() - job.arrived
-        done = PrefillDone(prefilled.counts, prefilled.pieces, seconds, saved=prefilled.saved)
-        self._emit_prefill_done(job, live, done)
+    def _emit_notices(self, job: ServerJob, ready: PreparedRequest) -> None:
+        for notice in ready.notices:
+            job.on_event(notice)
 
-    def _emit_prefill_done(self, job: ServerJob, live: int, done: PrefillDone) -> None:
-        """Emit the end of a prefill. `live`: tokens found in the prefix cache."""
-        self._metrics.decoded += done.counts.decoded
-        self._metrics.spliced += done.cached - live
-        self._metrics.live += live
-        self._metrics.first_token.observe(done.seconds)
-        job.on_event(done)
+    def _emit_document(self, job: ServerJob, request: Request, answer: Answer, continued: bool = False) -> None:
+        """Emit the document of `notes ask --json` if the request has `explain`, else the probabilities of its choices,
+        if any."""
+        notes, document = job.request.notes, Json()
+        if answer.decision:
+            document = {"choice": answer.choice, "probabilities": answer.probabilities}
+        if notes.explain:
+            memory = request.memory.name if notes.session and isinstance(request.memory, Segment) else None
+            how: dict[str, Any] = {"session": notes.session, "goes_on": continued, "memory": memory}
+            document = turn_as_json(self._workspace, request, answer, job.arrived, **how)
+        job.on_event(document)
 
-    def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:
-        self._metrics.generated += answer.tokens
-        job.on_event(answer)
+    def _emit(self, job: ServerJob, event: Event, live: int = 0) -> None:
+        """Pass an event on. `live`: tokens found in the prefix cache."""
+        if isinstance(event, Prefilled):
+            live += sum(piece.tokens for piece in event.pieces if piece.reason is Reason.RESTORED_SESSION)
+            event = replace(event, seconds=time.perf_counter() - job.arrived)
+            self._metrics.decoded += event.counts.decoded
+            self._metrics.spliced += event.counts.total - event.counts.decoded - live
+            self._metrics.live += live
+            self._metrics.first_token.observe(event.seconds)
+        elif isinstance(event, Answer):
+            self._metrics.generated += event.tokens + event.reasoning
+        job.on_event(event)
 
-    def _prefill(self, layout: Layout, sequence: KVSequence, runs: list[PlacedRun]) -> Task[KVSequence]:
-        how: dict[str, Any] = {"dry": sequence.dry, "begun": sequence, "counted": True, "runs": runs}
-        return assemble_task(self._workspace, layout.prompt, **how)
+
+def _join(tasks: Sequence[Task[None]]) -> Task[None]:
+    """Run several tasks as one. If one fails, all do."""
+    awaited: dict[int, Sequence[KVSequence]] = dict.fromkeys(range(len(tasks)), ())
+    try:
+        while awaited:
+            for number in list(awaited):
+                try:
+                    awaited[number] = next(tasks[number])
+                except StopIteration:
+                    del awaited[number]
+            if awaited:
+                yield [sequence for sequences in awaited.values() for sequence in sequences]
+    finally:
+        for task in tasks:
+            task.close()
 
 
 def client_error(error: Exception) -> NotesError:

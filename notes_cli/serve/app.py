@@ -32,7 +32,6 @@ from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_me
 from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import (
-    PreparedTurn,
     check_messages,
     check_size,
     prepare,
@@ -201,7 +200,7 @@ class Service:
     async def count_tokens(self, request: Request) -> Response:
         chat = self._with_defaults(request, await self._parse(request, parse_messages))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
-        return JSONResponse({"input_tokens": len(prepared.layout)})
+        return JSONResponse({"input_tokens": len(prepared.layout or ())})
 
     async def decisions(self, request: Request) -> Response:
         asked = await self._parse(request, parse_decisions)
@@ -232,7 +231,6 @@ class Service:
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True), request)
-        assert not isinstance(prepared, PreparedTurn)
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:

@@ -52,9 +52,7 @@ class DecisionReply(Reply):
 
     def answer(self) -> Json:
         assert self.question is not None
-        found = self.done[0].notes["probabilities"]
-        assert isinstance(found, dict)
-        question, probabilities = self.question, list(found.values())
+        question, probabilities = self.question, list(self.done[0].probabilities.values())
         kind = {"type": question.kind, "name": question.name}
         if question.kind == "predicate":  # yes is the first option
             return {**kind, "probability": probabilities[0]}

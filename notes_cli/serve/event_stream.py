@@ -61,7 +61,8 @@ class Submission:
                 running -= 1
                 continue
             reply.add(event)
-            yield reply, event
+            if isinstance(event, AnswerEvent):
+                yield reply, event
 
     async def wait(self) -> None:
         async for _ in self.events():

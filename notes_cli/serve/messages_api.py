@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
-from notes_cli.serve.generation import AnswerDone, TextDelta
+from notes_cli.runtime.request import Answer, Text
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
@@ -166,14 +166,14 @@ class MessagesReply(Reply):
         return ()  # `message_start` has the tokens of the prompt, which are known at the end of its prefill
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, TextDelta):
+        if isinstance(event, Text):
             kind = "thinking" if event.reasoning else "text"
             if not self._blocks or self._blocks[-1]["type"] != kind:
                 yield from self._end_block()
                 yield self._begin_block({"type": kind, kind: "", **({"signature": ""} if event.reasoning else {})})
             self._blocks[-1][kind] += event.text
             yield self._delta({"type": f"{kind}_delta", kind: event.text})
-        elif isinstance(event, AnswerDone):
+        elif isinstance(event, Answer):
             if not self._blocks and not event.calls:
                 yield self._begin_block({"type": "text", "text": ""})
             yield from self._end_block()
@@ -197,7 +197,7 @@ class MessagesReply(Reply):
         done = self.done[0]
         if done.stop and not done.calls:
             return "stop_sequence"
-        return "tool_use" if done.calls and done.stopped == "end" else STOPS[done.stopped]
+        return "tool_use" if done.calls and done.stopped == "end" else STOPS[done.stopped or "end"]
 
     def _message(self, content: list[Json], reason: str | None) -> Json:
         return {

@@ -24,7 +24,7 @@ from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
-from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
+from notes_cli.text.schema import calls_grammar, schema_grammar
 from notes_cli.text.tools import in_order, parameters_of, strict_ones
 
 T = TypeVar("T")
@@ -394,7 +394,7 @@ def _grammar(reader: Reader, forms: bool) -> str | None:
             inner.end({"name", "description", "strict"})
         elif kind == "json_object":
             schema = form.any("schema")
-            schema = ANY_OBJECT if schema is None else schema
+            schema = {"type": "object"} if schema is None else schema
         form.end()
     if schema is not None and grammar is not None:
         raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")

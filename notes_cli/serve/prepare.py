@@ -24,12 +24,20 @@ from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime import answering
 from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.generate import ANSWER_RESERVE
+from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, rendered, rendered_with_tools
-from notes_cli.runtime.request import UNLIMITED, Callbacks, Request
-from notes_cli.runtime.resolve import Prepared as PreparedAsk
-from notes_cli.runtime.resolve import check_usable, choose, defaults, requests_reasoning, with_unique_names
+from notes_cli.runtime.request import UNLIMITED, Callbacks, Request, Settings
+from notes_cli.runtime.resolve import (
+    DEFAULT_PLACE,
+    Prepared,
+    check_usable,
+    choose,
+    defaults,
+    requests_reasoning,
+    with_unique_names,
+)
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import (
@@ -58,45 +66,22 @@ MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready for prefill."""
+    """A request that is ready for the scheduler: a prompt, or the next turn of a session, which is open and locked."""
 
-    request: ChatRequest
-    layout: Layout
-    think: bool
-    max_tokens: int  # tokens of the answer
-    max_new: int  # most generated tokens, with reasoning
-    reasoning_end: int  # of `max_new`, those for the end of the reasoning
-    notices: tuple[str, ...] = ()
+    chat: ChatRequest
+    request: Request
+    tokens: int  # cells of the prompt; for a turn an upper bound of the session's with it
+    first_tokens: int  # generated tokens that have cells at admission
+    notices: list[Notice]
+    prepared: Prepared | None = None  # None for a turn
+    session: SessionFolder | None = None
+    layout: Layout | None = None  # of a chat or completion; of a question if others have the tokens before `boundary`
+    boundary: int | None = None
+    max_new: int = 0  # most generated tokens, with reasoning
+    reasoning_end: int = 0  # of these, those for the end of the reasoning
+    lookahead: int = 0  # cells to score its longest choice
     conversation: ConversationState | None = None  # after this turn
     digests: Sequence[bytes] = ()  # of its messages (conversations.py)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedQuestion:
-    """A question with the prompt of `notes ask`, and the cells that it needs."""
-
-    question: PreparedAsk
-    tokens: int
-    first_tokens: int  # generated tokens that have cells at admission
-    lookahead: int  # cells to score its longest choice
-    notices: list[str]
-    layout: Layout | None = None  # if other questions have the same tokens before `boundary`
-    boundary: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTurn:
-    """The next turn of a session, which is open and locked."""
-
-    stored: SessionFolder
-    request: Request
-    tokens: int  # upper bound of the session with this prompt
-    first_tokens: int  # generated tokens that have cells at admission
-    lookahead: int  # cells to score its longest choice
-    notices: list[str]
-
-
-Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 
 
 def skills_of_alias(model: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -133,10 +118,8 @@ def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = Fal
     if request.prompt is not None:
         if alias_skills:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        layout = _with_reuse(
-            state, request, state.prefixes.layout(Prompt.raw(_prompt_tokens(state.workspace, request.prompt)))
-        )
-        return _with_limits(state, request, layout, False)
+        tokens = _prompt_tokens(state.workspace, request.prompt)
+        return _with_limits(state, request, Prompt.raw(tokens), Settings(False, "", DEFAULT_PLACE, 0))
     return _prepare_chat(state, request, (*alias_skills, *request.notes.splice), dry=dry)
 
 
@@ -223,6 +206,7 @@ def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: b
         max_tokens=_max_tokens(params, limit),
         sampling=replace(params.sampling, seed=seed & 0xFFFFFFFF),
         grammar=params.grammar,
+        likely=params.likely,
         recompute=request.notes.recompute,
         exact=request.notes.exact,
         images=[cache.image(picture, private=request.private_images, dry=dry) for picture in pictures],
@@ -307,11 +291,11 @@ def _prepare_chat(
         # A template that encodes tool results cannot have a skill there: their text is decoded.
         other_roles = [role for role in roles if role != "tool"]
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
-    layout = _with_reuse(state, request, state.prefixes.layout(prompt))
-    notices: tuple[str, ...] = ()
+    ready = _with_limits(state, request, prompt, Settings(think, settings.wording, settings.place, settings.seam))
     if request.tools and workspace.template.generic_tools:
-        notices = (f"{workspace.template.name} has no tools: the prompt describes them in a general form",)
-    return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
+        notice = f"{workspace.template.name} has no tools: the prompt describes them in a general form"
+        ready.notices.append(Notice(notice))
+    return replace(ready, conversation=now, digests=digests)
 
 
 def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Layout:
@@ -400,25 +384,41 @@ def _with_skills(messages: list[Message], skills: list[Part], place: str) -> lis
     return messages
 
 
-def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think: bool) -> PreparedRequest:
+def _with_limits(state: ServerState, chat: ChatRequest, prompt: Prompt, settings: Settings) -> PreparedRequest:
     """Check the limits of a request, and compute how many tokens it may generate."""
-    workspace, params = state.workspace, request.params
-    workspace.check_length(len(layout) + 1)
-    check_params(workspace, request)
+    workspace, params, tokens = state.workspace, chat.params, len(prompt)
+    workspace.check_length(tokens + 1)
+    check_params(workspace, chat)
     formed = params.grammar is not None and not params.must_call
-    if formed and request.tools and form_of(workspace.template.tool_source) is None:
+    if formed and chat.tools and form_of(workspace.template.tool_source) is None:
         message = "how this model calls tools is not known: with a form of the answer it could call none"
         raise Refused(400, message, param="tools", code="unsupported_value")
     if params.call_grammar is not None and workspace.model.recurrent:
         message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
         raise Refused(400, message, param="tool_choice", code="unsupported_value")
-    max_tokens = _max_tokens(params, state.max_tokens)
-    reasons = request.prompt is None and (think or workspace.reasoning.open)
+    request = Request(
+        "",
+        think=settings.think,
+        max_think=params.max_think,
+        max_tokens=_max_tokens(params, state.max_tokens),
+        sampling=params.sampling,
+        stops=params.stops,
+        likely=params.likely,
+        conversation=prompt.conversation,
+        allowed=chat.allowed,
+        call_grammar=params.call_grammar,
+        must_call=params.must_call,
+    )
+    reasons = chat.prompt is None and (settings.think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0
-    max_new = max_tokens + (params.max_think + reasoning_end if reasons else 0)
+    max_new = request.max_tokens + (params.max_think + reasoning_end if reasons else 0)
     if workspace.longest is not None:
-        max_new = min(max_new, workspace.longest - len(layout))
-    return PreparedRequest(request, layout, think, max_tokens, max_new, reasoning_end)
+        max_new = min(max_new, workspace.longest - tokens)
+    now = time.perf_counter()
+    prepared = Prepared(request, prompt, settings, now, now, params.grammar)
+    layout = _with_reuse(state, chat, state.prefixes.layout(prompt))
+    more: dict[str, Any] = {"layout": layout, "max_new": max_new, "reasoning_end": reasoning_end}
+    return PreparedRequest(chat, request, prompt.cells, min(max_new, GRANT), [], prepared, **more)
 
 
 def _max_tokens(params: GenerationParams, limit: int | None) -> int:
@@ -453,7 +453,7 @@ def _prompt_tokens(workspace: Workspace, prompt: str | tuple[int, ...]) -> Token
 # Questions with the prompt of `notes ask`, and turns of sessions.
 
 
-def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
+def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> PreparedRequest:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
     chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
@@ -464,7 +464,7 @@ def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry:
     return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)
 
 
-def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: ExitStack) -> PreparedTurn:
+def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: ExitStack) -> PreparedRequest:
     check_request(state, chat)
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
@@ -478,16 +478,16 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     tokens = _session_tokens(workspace, stored.state, request)
     first_tokens = _first_tokens(request, max_new_tokens(workspace, request, request.think))
     lookahead, notices = tokens_of_longest(workspace, request.choices), _edited_notices(workspace, request)
-    return PreparedTurn(stored, request, tokens, first_tokens, lookahead, notices)
+    return PreparedRequest(chat, request, tokens, first_tokens, notices, session=stored, lookahead=lookahead)
 
 
-def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> PreparedQuestion:
+def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> PreparedRequest:
     check_request(state, chat)
     workspace = state.workspace
     request = single_turn(state, chat, begun=False, dry=dry)
     check_params(workspace, chat)
     notices = _edited_notices(workspace, request)
-    callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
+    callbacks = Callbacks(lambda event: notices.append(event) if isinstance(event, Notice) else None)
     asked = answering.prepare(workspace, request, callbacks, dry=dry)
     tokens, max_new = asked.prompt.cells, max_new_tokens(workspace, asked.request, asked.settings.think)
     workspace.check_length(tokens + min(max_new, 1))
@@ -497,7 +497,8 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
         other = state.prefixes.layout(rendered(workspace, replace(asked.prompt, question=chat.shared)))
         boundary = layout.begin(common_prefix(layout.tokens, other.tokens))
         layout, boundary = (layout, boundary) if boundary else (None, None)
-    return PreparedQuestion(asked, tokens, _first_tokens(request, max_new), lookahead, notices, layout, boundary)
+    more: dict[str, Any] = {"layout": layout, "boundary": boundary, "lookahead": lookahead}
+    return PreparedRequest(chat, request, tokens, _first_tokens(request, max_new), notices, asked, **more)
 
 
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:
@@ -518,9 +519,9 @@ def _first_tokens(request: Request, max_new: int) -> int:
     return max_new - request.room + min(request.room, TURN)
 
 
-def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
+def _edited_notices(workspace: Workspace, request: Request) -> list[Notice]:
     notices: list[Notice] = []
     for skill in (*request.splice, request.memory):
         if isinstance(skill, Segment):
             warn_edited(workspace, skill, notices.append)
-    return list(map(str, notices))
+    return notices

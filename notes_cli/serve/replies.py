@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
+from notes_cli.errors import Notice
 from notes_cli.explanations import explanation
-from notes_cli.serve.generation import AnswerDone, PrefillDone, TextDelta, Token
+from notes_cli.runtime.request import Answer, Event, Prefilled, Text, Token
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.refusals import Refused, error_body
 
 _REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
-AnswerEvent = PrefillDone | TextDelta | AnswerDone
+AnswerEvent = Prefilled | Text | Answer
 Json = dict[str, Any]
 
 
@@ -31,9 +32,11 @@ class Reply:
     first: int = 0
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    prefill: PrefillDone | None = None
-    done: dict[int, AnswerDone] = field(default_factory=dict)  # by choice, as are the next two
-    _deltas: dict[int, list[TextDelta]] = field(default_factory=dict)
+    prefill: Prefilled | None = None
+    notes: Json = field(default_factory=dict)  # of the reply's key `notes`
+    done: dict[int, Answer] = field(default_factory=dict)  # by choice, as are the next two
+    _notices: list[str] = field(default_factory=list)
+    _deltas: dict[int, list[Text]] = field(default_factory=dict)
     _offsets: dict[int, TokenOffsets] = field(default_factory=dict)  # for the log-probabilities of completions
 
     @property
@@ -45,10 +48,15 @@ class Reply:
         prompt = self.request.prompt
         return prompt if self.request.echo and isinstance(prompt, str) else ""
 
-    def add(self, event: AnswerEvent) -> None:
-        if isinstance(event, PrefillDone):
+    def add(self, event: Event | Json) -> None:
+        """Add an event. JSON is for the key `notes`."""
+        if isinstance(event, dict):
+            self.notes |= event
+        elif isinstance(event, Notice):
+            self._notices.append(str(event))
+        elif isinstance(event, Prefilled):
             self.prefill = event
-        elif isinstance(event, TextDelta):
+        elif isinstance(event, Text):
             self._deltas.setdefault(event.index, []).append(event)
         else:
             self.done[event.index] = event
@@ -84,14 +92,14 @@ class Reply:
                 yield self._chunk(index, self.echo)
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, AnswerDone):
+        if isinstance(event, Answer):
             if event.calls:
                 calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
                 yield self._chunk(event.index, {"tool_calls": calls})
             last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
             complete = len(self.done) == self.request.params.choices and not self.request.usage
             yield {**last, **self.explained()} if complete else last
-        elif isinstance(event, TextDelta):
+        elif isinstance(event, Text):
             key = "reasoning_content" if event.reasoning else "content"
             yield self._chunk(event.index, {key: event.text} if self.chat else event.text, event.tokens)
 
@@ -125,9 +133,9 @@ class Reply:
 
     def explained(self) -> Json:
         """Return the key `notes`, if requested."""
-        notes: Json = {name: value for done in self.done.values() for name, value in done.notes.items()}
+        notes = self.notes
         if self.request.notes.explain and self.prefill:
-            pieces = explanation(self.prefill.pieces, asdict(self.prefill.counts), self.prefill.notices)
+            pieces = explanation(self.prefill.pieces, asdict(self.prefill.counts), self._notices)
             notes = {**notes, **pieces, "ms": {"prompt": round(1000 * self.prefill.seconds, 3)}, **notes}
         return {"notes": notes} if notes else {}
 
@@ -195,13 +203,13 @@ def _token_key(raw: bytes) -> str:
     return raw.decode() if is_utf8(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _finished(done: AnswerDone) -> Json:
+def _finished(done: Answer) -> Json:
     """Return why an answer ended: also vLLM's `stop_reason`, the stop sequence, if one did it."""
-    reason = "tool_calls" if done.calls and done.stopped == "end" else _REASONS[done.stopped]
+    reason = "tool_calls" if done.calls and done.stopped == "end" else _REASONS[done.stopped or "end"]
     return {"finish_reason": reason, **({"stop_reason": done.stop} if done.stop else {})}
 
 
-def tool_calls(done: AnswerDone) -> list[Json]:
+def tool_calls(done: Answer) -> list[Json]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
         for call in done.calls
@@ -212,8 +220,9 @@ def usage(replies: Sequence[Reply]) -> Json:
     """Return the token counts of prompts and their answers."""
     prefills = [reply.prefill for reply in replies if reply.prefill]
     done = [answer for reply in replies for answer in reply.done.values()]
-    prompt, answers = sum(prefill.counts.total for prefill in prefills), sum(answer.tokens for answer in done)
-    cached = sum(prefill.cached for prefill in prefills)
+    prompt = sum(prefill.counts.total for prefill in prefills)
+    answers = sum(answer.tokens + answer.reasoning for answer in done)
+    cached = sum(prefill.counts.total - prefill.counts.decoded for prefill in prefills)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answers,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from notes_cli.serve.generation import AnswerDone, TextDelta, Token
+from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
@@ -267,7 +267,7 @@ class ResponsesReply(Reply):
             yield self._event(kind, response=self._response("in_progress"))
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, TextDelta):
+        if isinstance(event, Text):
             kind = "reasoning" if event.reasoning else "message"
             if not self._items or self._items[-1]["type"] != kind:
                 yield from self._end_item()
@@ -278,7 +278,7 @@ class ResponsesReply(Reply):
             if more:
                 part["logprobs"] += more["logprobs"]
             yield self._part_event("delta", delta=event.text, **more)
-        elif isinstance(event, AnswerDone):
+        elif isinstance(event, Answer):
             if not self._items and not event.calls:
                 yield from self._begin_item("message")
             yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")

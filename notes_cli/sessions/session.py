@@ -19,7 +19,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
-from notes_cli.runtime.answering import OnPrefill, Prefilled, answer_task, explain, max_new_tokens, stream
+from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, as_question, changes_of, results_turn
@@ -97,7 +97,9 @@ class Session(AbstractContextManager["Session"]):
 
     def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
         """Run the next turn and commit it. Raises SessionError if a later turn has options of the first."""
-        return run(self.workspace, self._job(request, callbacks))
+        answer = run(self.workspace, self._job(request, callbacks))
+        callbacks.on_event(answer)
+        return answer
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
         """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
@@ -228,17 +230,14 @@ class Session(AbstractContextManager["Session"]):
         callbacks: Callbacks = NO_CALLBACKS,
         assembled: Callable[[KVSequence], object] = lambda sequence: None,
         room: int | None = None,
-        on_prefill: OnPrefill | None = None,
     ) -> Task[Answer]:
-        """As `ask`, as a task. `assembled` is called with the sequence that has the prompt, `on_prefill` when that is
-        decoded. `room`: tokens of free
+        """As `ask`, as a task. `assembled` is called with the sequence that has the prompt. `room`: tokens of free
         cells needed to start generating, if the caller reserves more later; None: for the whole answer."""
         prepared, sequence = self._prepare(request, callbacks, room)
         turn = self._since
         try:
             assembled(sequence)
-            prefilled = Prefilled.of(prepared, sequence)
-            result = yield from answer_task(self.workspace, prepared, prefilled, sequence, callbacks, on_prefill)
+            result = yield from answer_task(self.workspace, prepared, sequence, callbacks)
         except BaseException as error:
             if isinstance(error, EngineError) and turn != self._kv.changes:
                 raise self._superseded() from error  # its sequence was closed
@@ -519,7 +518,7 @@ class Session(AbstractContextManager["Session"]):
         """Edit several fields, `*.field` in each skill that has it, yielding each edit when done. Raises NotesError,
         before any edit, if one is not possible, or a field gets two values."""
         for text in describe_wildcards(values, self.state.known):
-            callbacks.on_notice(Notice(text))
+            callbacks.on_event(Notice(text))
         editor = Editor(self._kv)
         new_values = unique_values(
             (key, value) for field, value in values.items() for key in editor.targets(field, value)

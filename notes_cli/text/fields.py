@@ -5,7 +5,7 @@ A text can have a field in three ways:
 * `{{date}}`: replaced by the value from the front matter or from a line of the text. Every occurrence is a span.
   `\\{{date}}` becomes `{{date}}` and is no field. A `{{name}}` without a value, as in texts about Jinja, Vue or Helm,
   stays, with a warning; if it is nearly the name of a field, it is refused.
-* a line `date: 2026-06-01`, or a row of a table, as keys.py defines them.
+* a line `date: 2026-06-01`, or a row of a table of two columns, as keys.py defines them.
 * declared in the front matter only: the single place in the text that has the value as a whole word. With several such
   places, the author must mark the right one with `{{date}}`.
 
@@ -22,19 +22,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from notes_cli.errors import Help, SkillError
-from notes_cli.text.keys import BREAKS, KeyLine, field_name, is_name, key_lines, listed, table_lines
+from notes_cli.text.keys import BREAKS, field_name, key_lines, listed, table_lines
 
 SLUG = re.compile(r"[A-Za-z0-9_-]+")
 PLACEHOLDER = re.compile(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
 BREAK = re.compile(f"[{BREAKS}]")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # except white space
-HEADING = re.compile(r"^(?:#{1,6}[ \t][^\n]*|\*\*[^*\n]+\*\*:?[ \t]*)$", re.M)  # or a line in bold
-NUMBERED = re.compile(r"(?:\d+\.)*\d+[.:]?[ \t]+")  # before a heading: 2.1 Hotels
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
@@ -145,43 +143,24 @@ def find_fields(
     return text, fields, warnings
 
 
-def _unfilled_warning(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[str, str]) -> str:
+def _unfilled_warning(unknown: Sequence[str], declared: Collection[str], values: Mapping[str, str]) -> str:
     """Return the warning about placeholders without a value. Raises SkillError for one that is nearly the name of a
-    field."""
+    field: one letter is another, or two are exchanged; for a declared one also with a letter more or less."""
     near_to: dict[str, list[str]] = {}
     for known in values:
         for part in _shortened(known):
             near_to.setdefault(part, []).append(known)
     for name in unknown:
-        candidates = (known for part in _shortened(name) for known in near_to.get(part, ()))
-        near = next((known for known in candidates if _is_typo(name, known, known in declared)), None)
-        if near:
-            raise SkillError(
-                f"{{{{{name}}}}} is in the text, but no such field has a value. Did you mean {near!r}?",
-                f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is not a field",
-            )
+        for known in (known for part in _shortened(name) for known in near_to.get(part, ())):
+            if min(len(name), len(known)) > 3 and (known in declared or len(name) == len(known)):
+                raise SkillError(
+                    f"{{{{{name}}}}} is in the text, but no such field has a value. Did you mean {known!r}?",
+                    f"Known fields: {listed(sorted(values))}. Write \\{{{{{name}}}}} if it is not a field",
+                )
     shown = listed([f"{{{{{name}}}}}" for name in unknown], most=3)
-    stays = (
-        "stays as it is: no such field has a value"
-        if len(unknown) == 1
-        else "stay as they are: no such field has a value"
-    )
-    return f"{shown} {stays}. Declare it under `fields:`, or write \\{{{{{unknown[0]}}}}} if it is meant literally"
-
-
-def _is_typo(name: str, known: str, declared: bool) -> bool:
-    """Return True if a name is another with one letter changed or two neighbours exchanged; for a declared one also
-    with a letter more or less. Names of up to three letters are not compared: they are often similar."""
-    if min(len(name), len(known)) < 4:
-        return False
-    if len(name) == len(known):
-        differ = [index for index, (a, b) in enumerate(zip(name, known, strict=True)) if a != b]
-        swapped = len(differ) == 2 and differ[1] == differ[0] + 1
-        return len(differ) == 1 or (
-            swapped and name[differ[0]] == known[differ[1]] and name[differ[1]] == known[differ[0]]
-        )
-    short, long = sorted((name, known), key=len)
-    return declared and short in _shortened(long)
+    stays = "stays as it is" if len(unknown) == 1 else "stay as they are"
+    remedy = f"Declare it under `fields:`, or write \\{{{{{unknown[0]}}}}} if it is meant literally"
+    return f"{shown} {stays}: no such field has a value. {remedy}"
 
 
 def _shortened(name: str) -> set[str]:
@@ -241,20 +220,16 @@ def _is_value_or_mark(text: str, name: str, value: str) -> bool:
 
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
-    """Return the values of lines and tables by name, and warnings. A name with several values gets the heading above
-    each of them in front; if several remain, it is not a field."""
+    """Return the values of lines and tables by name, and warnings. A name with several values is not a field."""
     code = fences(body)
     found = key_lines(body, declared) + [line for line in table_lines(body) if line.name not in declared]
     names = {line.name for line in found} | declared.keys()
-    lines = [
-        line
-        for line in found
-        if not within(code, line.start) and not any(_is_mark(mark, names) for mark in PLACEHOLDER.finditer(line.value))
-    ]
     holes: dict[str, list[Hole]] = {}
-    for line in _below_headings(body, code, lines, declared):
-        holes.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
-    several: dict[str, int] = {}
+    for line in found:
+        marks = PLACEHOLDER.finditer(line.value)
+        if not within(code, line.start) and not any(_is_mark(mark, names) for mark in marks):
+            holes.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
+    several: list[str] = []
     for name in list(holes):
         values = {body[hole.start : hole.end] for hole in holes[name]}
         if name in declared and values != {declared[name]}:
@@ -264,33 +239,10 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
                 "Keep one of them",
             )
         if len(values) > 1:
-            several[name] = len(values)
+            several.append(repr(name))
             del holes[name]
-    if len(several) > 1:
-        shown = listed(list(map(repr, several)), most=3)
-        return holes, [f"{shown} have different values in the text, so they are not taken as fields"]
-    return holes, [
-        f"{name!r} has {count} different values in the text, so it is not taken as a field"
-        for name, count in several.items()
-    ]
-
-
-def _below_headings(
-    body: str, code: Sequence[Span], lines: Sequence[KeyLine], declared: Collection[str]
-) -> Iterator[KeyLine]:
-    """Yield the lines. The name of one that has several values begins with the heading above it: `Hotels Limit`."""
-    values: dict[str, set[str]] = {}
-    for line in lines:
-        values.setdefault(line.name, set()).add(line.value)
-    headings = [match for match in HEADING.finditer(body) if not within(code, match.start())]
-    for line in lines:
-        above = bisect_left(headings, line.start, key=re.Match.start) - 1
-        if len(values[line.name]) == 1 or line.name in declared or above < 0:
-            yield line
-            continue
-        title = NUMBERED.sub("", headings[above][0].strip("#*:` \t"), count=1)
-        name = field_name(f"{title} {line.name}")
-        yield line._replace(name=name) if title and is_name(name) and name not in values else line
+    shown = listed(several, most=3)
+    return holes, [f"no fields, as they have several values in the text: {shown}"] if several else []
 
 
 def _is_mark(match: re.Match[str], names: Collection[str]) -> bool:

@@ -4,8 +4,8 @@ Where a skill remains usable (an odd name, no description) it warns in `Skill.wa
 fields.py finds the fields. A skill that agents find nearer hides a farther one of its name (agentskills.io).
 
 Front matter is YAML between two lines of ---. Much of it is invalid and accepted by agents all the same: `description:
-Plans trips: ferries and buses.` Then `name`, `description` and `fields` are read line by line, with a warning that has
-the line. Front matter without an end, and fields that cannot be read, are refused instead of guessed.
+Plans trips: ferries and buses.` Then `name` and `description` are read line by line, with a warning that has the line.
+Front matter without an end, and fields that YAML refuses, are refused instead of guessed.
 """
 
 from __future__ import annotations
@@ -547,7 +547,7 @@ def _by_line(yaml: str, where: str) -> dict[str, Any]:
     for (number, match), following in zip(keys, ends, strict=False):  # without keys `ends` has one entry more
         rest = lines[number + 1 : following]
         if match["key"] == "fields":
-            values["fields"] = _fields_by_line([match["rest"], *rest], number + 1, where)
+            values["fields"] = _fields_of(f"fields: {match['rest']}", *rest, where=f"{where}: line {number + 1}")
         elif match["key"] in READ:
             values[match["key"]] = _text_of(match["rest"], rest)
     if not names.name_of(values.get("name", "")):
@@ -564,29 +564,14 @@ def _text_of(first: str, rest: Sequence[str]) -> str:
     return text
 
 
-def _fields_by_line(lines: Sequence[str], number: int, where: str) -> Any:
-    """Read the fields that these lines declare, the first of which is line `number` of the file. Raises SkillError for
-    an invalid one."""
+def _fields_of(*lines: str, where: str) -> Any:
+    """Return the fields that these lines of YAML declare. Raises SkillError if they are not valid."""
     from notes_cli.documents import parse_yaml
 
     try:
-        return parse_yaml("\n".join(["fields: " + lines[0], *lines[1:]]))["fields"]
+        return parse_yaml("\n".join(lines))["fields"]
     except ValueError as error:
-        if lines[0].strip():
-            raise SkillError(f"{where}: line {number}: fields in the front matter: {error}") from error
-    values: dict[str, Any] = {}
-    for offset, line in enumerate(dedent("\n".join(["", *lines[1:]])).split("\n")):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = KEY.fullmatch(line)
-        if not match or match["key"] in values or not match["rest"].strip():
-            problem = "is there already" if match and match["key"] in values else "is no `name: value`"
-            raise SkillError(f"{where}: line {number + offset}, under fields: {line.strip()[:80]!r} {problem}")
-        try:
-            values[match["key"]] = parse_yaml(f"value: {match['rest']}")["value"]
-        except ValueError:
-            values[match["key"]] = _text_of(match["rest"].strip(), ())
-    return values
+        raise SkillError(f"{where}: fields in the front matter: {error}", "Write values in quotes") from error
 
 
 def declared(header: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

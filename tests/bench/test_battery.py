@@ -1,84 +1,26 @@
-"""Batteries of decisions, and generated pairs of skills."""
+"""The decisions and pairs of skills that bench/calibrate.py asks, and its intervals."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from notes_cli.measure.battery import PAIRS, Asked, as_good, load_battery, pairs, shipped_battery
 
-from notes_cli.errors import NotesError
+from bench.battery import PAIRS, Asked, better, cases, interval, pairs
+from bench.calibrate import Decided, report
 from notes_cli.text.skill import Skill
 
-GOOD = """cases:
-  - text: |
-      date: 2026-06-01
 
-      Returns before 2026-06-15 are accepted.
-    question: May I return this?
-    choices: [accepted, refused]
-    field: date
-    value: 2026-07-01
-    right: [accepted, refused]
-"""
-
-
-def test_a_case_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """Dates stay text, and the right answers keep their order."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(GOOD)
-    (case,) = load_battery(path)
-    assert (case.question, case.choices, case.field, case.value) == (
-        "May I return this?",
-        ("accepted", "refused"),
-        "date",
-        "2026-07-01",
-    )
-    assert case.right == ("accepted", "refused") and case.skill.values == {"date": "2026-06-01"}
-
-
-def test_a_skill_is_named_as_seen_from_the_file(tmp_path: Path) -> None:
-    """A battery can be moved together with its skills."""
-    (tmp_path / "policy.txt").write_text("date: 2026-06-01")
-    path = tmp_path / "sub" / "mine.yaml"
-    path.parent.mkdir()
-    text = GOOD.split("    question")[1]
-    path.write_text(f"cases:\n  - skill: ../policy.txt\n    question{text}")
-    assert load_battery(path)[0].skill.name == "policy"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("cases:", "case:", "must hold `cases:`"),
-        ("[accepted, refused]\n    field", "accepted\n    field", "choices must be a list"),
-        ("choices: [accepted, refused]", "choices: [accepted]", "two or more different"),
-        ("field: date", "field: day", "no field 'day'. Its fields: date"),
-        ("value: 2026-07-01", "value: 2026-06-01", "date is 2026-06-01 in the text already"),
-        ("right: [accepted, refused]", "right: [accepted, perhaps]", "two different choices"),
-        ("right: [accepted, refused]", "right: [accepted, accepted]", "two different choices"),
-        ("question: May I return this?", "question: {}", "question must be text"),
-        ("question: May I return this?", "ask: x", "'ask' is unknown"),
-        ("    field: date", "    skill: x\n    field: date", "either text, or skill"),
-        ("cases:", "cases: [", "not valid YAML"),
-    ],
-)
-def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    """The error names the file, and the number of the case."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(GOOD.replace(old, new))
-    with pytest.raises(NotesError, match=r"mine\.yaml") as caught:
-        load_battery(path)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_the_battery_that_ships_is_sound() -> None:
-    """At least 30 decisions, of words, dates and amounts, without duplicates."""
-    cases = shipped_battery()
-    assert len(cases) >= 30 and len({(case.skill.text, case.question) for case in cases}) == len(cases)
-    assert {"date", "amount"} < {case.field for case in cases}
+def test_the_decisions_are_sound() -> None:
+    """At least 30, of words, dates and amounts, without duplicates; the field is in the text, with another value."""
+    found = cases()
+    assert len(found) >= 30 and len({(case.skill.text, case.question) for case in found}) == len(found)
+    assert {"date", "amount"} < {case.field for case in found}
+    for case in found:
+        assert case.skill.values[case.field] != case.value
+        assert set(case.right) <= set(case.choices) and len(set(case.right)) == 2 <= len(set(case.choices))
 
 
 def answer(asked: Asked, *skills: Skill) -> str | None:
@@ -115,4 +57,42 @@ def test_nothing_but_reading_answers() -> None:
         places = Counter(pair.asked[needs].choices.index(pair.asked[needs].right) for pair in found)
         assert max(places.values()) <= 0.6 * len(found)
     assert pairs(4) == found[:4] and pairs(4, seed=1) != found[:4]
-    assert as_good([True] * (PAIRS - 2) + [False] * 2, [True] * PAIRS)  # enough pairs to prove it
+
+
+def right(count: int, of: int = 52) -> list[bool]:
+    """The first cases right, the others wrong."""
+    return [number < count for number in range(of)]
+
+
+def test_intervals_are_exact() -> None:
+    """At each end the outcome has a probability of 1/40, also for thousands of cases."""
+    for count, of in ((3, 7), (40, 52), (900, 1000), (7, 5000)):
+        low, high = interval(count, of)
+
+        def tail(first: int, end: int, share: float, of: int = of) -> float:
+            logs = (
+                math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
+                + k * math.log(share) + (of - k) * math.log1p(-share)
+                for k in range(first, end)
+            )  # fmt: skip
+            return sum(map(math.exp, logs))
+
+        assert tail(count, of + 1, low) == pytest.approx(0.025, rel=1e-6)
+        assert tail(0, count + 1, high) == pytest.approx(0.025, rel=1e-6)
+
+
+def test_six_of_six_prove_it_and_five_do_not() -> None:
+    """Cases where both are right or both wrong do not count."""
+    assert better(right(40), right(34)) and not better(right(39), right(34))
+    assert not better(right(34), right(40)) and not better(right(40), right(40))
+    assert not better(right(30), right(30)[::-1])  # each wins where the other loses
+
+
+def test_a_row_says_whether_it_is_proven_better() -> None:
+    """Against the baseline, in each kind of question; empty where a way was not asked in all."""
+    good, bad = Decided(True, True, 4), Decided(False, False, 2)
+    table = {("erratum", "x"): [bad] * 6, ("suffix", "x"): [good] * 6, ("field", "x"): [good] * 5}
+    rows = report(table, ("x",), "erratum").splitlines()
+    assert rows[2] == "| erratum | 2 | 0 of 6 (0.00 to 0.46) | 0 |  |"
+    assert rows[3] == "| suffix | 4 | 6 of 6 (0.54 to 1.00) | 6 | better |"
+    assert rows[4] == "| field | 4 |  |  |  |"

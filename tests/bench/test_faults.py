@@ -203,7 +203,7 @@ def test_disk(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(disk, "SIZES", [])
     monkeypatch.setattr(disk, "mounted", lambda *_: False)
     judge = disk.Disk(1, make_jobs("defaults"))
-    assert outcomes(judge, judge.cases) == {"accepted", "refused"}
+    assert outcomes(judge, judge.cases) == {"refused"}
     monkeypatch.setattr("notes_cli.library.safe_files.replacing", silent)
     judge = disk.Disk(1, make_jobs("defaults"))
     assert outcomes(judge, judge.cases, "wrong").intersection(BAD)

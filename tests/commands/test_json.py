@@ -78,7 +78,7 @@ COMMANDS = (
     ("verify --json", "verify returns --choices a,b --erratum tier=basic --json"),
     ("verify --json", "verify returns --question Why? --json"),
     ("verify --json", "verify returns {samples}/support --question Why? --json"),
-    ("verify --field --json", "verify returns --field tier=b --method all --json"),
+    ("verify --field --json", "verify returns --field tier=b --json"),
     ("bench --json", "bench -m notes-tiny --tokens 8 --runs 2 --json"),
     ("", "ask Why? --splice returns --session mine -n 2"),
     ("edit --json", "edit mine --field date=2026-07-01 --json"),

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from random import Random
 from typing import Any
 
 import jsonschema
@@ -21,7 +22,7 @@ from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.schema import calls_grammar, schema_grammar
 
 from ..conftest import MakeModel
-from ..schemas import HELD, INVALID
+from ..schemas import HELD, INVALID, VALUES, random_schema
 from ..zoo import MODELS
 from .test_tokens import VOCABULARIES, Vocabulary
 
@@ -103,6 +104,22 @@ def test_what_is_not_valid_cannot_be_written(model: Model, schema: Any, valid: A
     grammar = schema_grammar(schema)
     assert fits(model, grammar, json.dumps(valid, ensure_ascii=False))
     assert not fits(model, grammar, json.dumps(invalid, ensure_ascii=False))
+
+
+def test_no_value_is_accepted_that_another_library_refuses(model: Model) -> None:
+    """For random schemas that are accepted at all: a keyword that is passed over would be a wrong answer."""
+    random, held, refused = Random(2), 0, 0
+    for schema in [random_schema(random) for _ in range(60)]:
+        try:
+            grammar = schema_grammar(schema)
+        except GrammarError:
+            continue
+        validator = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
+        for value in VALUES:
+            valid = validator.is_valid(value)
+            assert valid or not fits(model, grammar, json.dumps(value)), (schema, value)
+            held, refused = held + valid, refused + (not valid)
+    assert held > 100 and refused > 100
 
 
 def test_the_choice_is_the_likeliest_that_is_allowed(model: Model) -> None:

@@ -219,7 +219,7 @@ def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: 
     """A method that leaves rows of the old value is refused; any other gives the logits of a prefill of its text."""
     segment, values = compile_skill(workspace, skill), {"date": "2026-07-01"}
     request = Request("Why?", [segment], fields=values, method=Method.parse(method), exact=True, max_tokens=1)
-    if not METHODS[method].exact:
+    if METHODS[method].in_place:
         with pytest.raises(NotesError, match="exact rows were asked for"):
             ask(workspace, request)
         return

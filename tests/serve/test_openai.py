@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notes_cli.serve.generation import TokenRecorder
+from notes_cli.runtime.answering import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 

@@ -21,12 +21,12 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
+from notes_cli.runtime.request import Answer, Text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import parsing, prepare, refusals, scheduler
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
-from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused, read_json
@@ -391,12 +391,12 @@ def test_a_turn_finds_the_one_before(library: Path, monkeypatch: pytest.MonkeyPa
             prepared.wait(0.5)  # blocks the decode thread, which preparation would overtake
 
         def tell(said: JobEvent) -> None:
-            if isinstance(said, TextDelta):
+            if isinstance(said, Text) and not said.reasoning:
                 texts.append(said.text)
             if stopped and texts and not jobs[0].cancelled:
                 jobs[0].cancel()
                 next_turn()
-            elif isinstance(said, AnswerDone) and not stopped:
+            elif isinstance(said, Answer) and not stopped:
                 next_turn()
 
         one.call(lambda: jobs.append(one.submit(parse_chat(first), tell))).result(60)
@@ -411,7 +411,7 @@ def test_a_session_is_free_when_the_end_of_its_answer_is_there(library: Path) ->
         over = threading.Event()
 
         def tell(said: JobEvent) -> None:
-            if isinstance(said, AnswerDone):
+            if isinstance(said, Answer):
                 with Sessions(one.workspace.paths.sessions).locked("ours"):
                     free.append(True)
             elif said is None or isinstance(said, NotesError):

@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, ke
     ("/tokenize", {"content": None}, "content", ""),
     *((CHAT, {key: value}, key, "Unknown") for key, value in OTHERS.items()),
     # Forms and tools.
-    (CHAT, {"response_format": held({"not": {}})}, "response_format", "uses 'not'"),
+    (CHAT, {"response_format": held({"if": {}})}, "response_format", "uses 'if'"),
     (
         CHAT,
         {"response_format": {"type": "json_schema", "json_schema": {}}},

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from notes_cli.serve.generation import AnswerDone, TextDelta
+from notes_cli.runtime.request import Answer, Counts, Settings, Text
 from notes_cli.serve.responses_api import ResponsesReply, parse_responses
 from notes_cli.text.messages import ToolCall
 
@@ -71,8 +71,9 @@ def test_only_the_item_that_was_cut_is_incomplete() -> None:
     """Reasoning before a call that was cut is whole."""
     asked = parse_responses({"input": "Look.", "tools": [TOOL]}, list)
     reply = ResponsesReply(asked.chat, "tiny", asked=asked)
-    done = AnswerDone(0, "length", 2, calls=(ToolCall("1", "look", cut='{"x'),))
-    for event in (TextDelta(0, "Hm.", reasoning=True), done):
+    counts, settings = Counts(0, 0, 0, 0, 0, 0), Settings(True, "now", "early", 1)
+    done = Answer("", 2, settings, counts, (), stopped="length", calls=(ToolCall("1", "look", cut='{"x'),))
+    for event in (Text("Hm.", reasoning=True), done):
         reply.add(event)
     assert [item["status"] for item in reply.whole()["output"]] == ["completed", "incomplete"]
 

@@ -26,10 +26,10 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.prefix_cache import CachedPrefix
+from notes_cli.runtime.request import Answer
 from notes_cli.serve import event_stream
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
-from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Guard, Refused
 from notes_cli.serve.scheduler import LONG as LONG_WORKS
@@ -133,7 +133,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.answer_tasks.generate_answers", fault)
+        patch.setattr("notes_cli.serve.answer_tasks.generate_task", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.prepare.prepare_request", fault)
@@ -356,7 +356,7 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
     def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
             over.set()
-        elif isinstance(said, AnswerDone):
+        elif isinstance(said, Answer):
             jobs[0].cancel()
             if outcome == "failed":
                 raise NotesError("after the last word")

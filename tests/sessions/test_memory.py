@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from notes_cli.editing.methods import ERRATUM, SUFFIX
-from notes_cli.errors import SessionError, UnsupportedError
-from notes_cli.runtime.request import Answer, Callbacks, Request
+from notes_cli.errors import Notice, SessionError, UnsupportedError
+from notes_cli.runtime.request import Answer, Request, Text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
+from tests.events import on
 
 from .test_session import Open, held, make, rows, same
 
@@ -103,11 +104,11 @@ def test_undo_and_failure_leave_the_rows(make: Open, profile: Path, monkeypatch:
         assert session.state.tokens == tokens and same(rows(session.sequence), before)
         assert session.state.fields["diet"] == "vegan"
 
-        def fail(answer: Answer) -> None:
+        def fail(text: Text) -> None:
             raise SessionError("no answer")
 
         with pytest.raises(SessionError, match="no answer"):
-            session.ask(Request("And now?", max_tokens=3), Callbacks(on_answer=fail))
+            session.ask(Request("And now?", max_tokens=3), on(Text, fail))
         assert session.state.tokens == tokens and same(rows(session.sequence), before)
         ask(session, "And now?")
         assert is_before_question(session)
@@ -182,7 +183,7 @@ def test_value_stays_after_a_restart(make: Open, profile: Path, monkeypatch: pyt
 def test_changed_text_and_another_file_replace_it(make: Open, profile: Path) -> None:
     """A new value ends an edit of that field alone; those of a replaced memory end with it."""
     notices: list[str] = []
-    callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
+    callbacks = on(Notice, lambda notice: notices.append(str(notice)))
     with held(make("llama", "f32")) as session:
         ask(session, "What can I eat?", profile)
         ask(session, "And now?", errata=["diet=kosher", "city=Basel"])
