@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from notes_cli.engine import native
+from notes_cli.engine.gguf import BLOCKS
 from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
@@ -116,16 +117,7 @@ def _threads(model: Model) -> int:
 
 
 # Bytes per element of the cache.
-ELEMENT = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
-    "q8_0": 34 / 32,
-    "q5_1": 24 / 32,
-    "q5_0": 22 / 32,
-    "q4_1": 20 / 32,
-    "q4_0": 18 / 32,
-}
+ELEMENT = {name: BLOCKS[kind][1] / BLOCKS[kind][0] for name, kind in KV_TYPES.items()}
 PAD = 256  # llama.cpp rounds a context up to a multiple of this
 # One layer in so many has full attention, the others a window, where the file does not list them.
 FULL_OF = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2}

@@ -104,45 +104,39 @@ def lock_shared(file: BinaryIO) -> None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def is_unused(path: Path) -> bool:
-    """Return True if no process has the file locked; False if that is unknown. Raises OSError."""
+@contextmanager
+def _locked_alone(path: Path) -> Iterator[bool | None]:
+    """Lock a file if no other process has it locked; yield whether that was so, None where the system or the file
+    system has no locks. Raises OSError."""
     if fcntl is None:
-        return False
+        yield None
+        return
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
+        alone: bool | None = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            alone = False if isinstance(error, BlockingIOError) else None
+        yield alone
     finally:
         os.close(handle)
+
+
+def is_unused(path: Path) -> bool:
+    """Return True if no process has the file locked; False if that is unknown. Raises OSError."""
+    with _locked_alone(path) as alone:
+        return alone is True
 
 
 def remove_unused(path: Path, *, sure: bool = False) -> bool:
-    """Remove a file that no process has locked; return True if it is gone. `sure`: only if the system has locks. Raises
-    OSError."""
-    if fcntl is None:
-        if sure:
+    """Remove a file that no process has locked; return True if it is gone. `sure`: only if that is known; else readers
+    keep the file that they have open. Raises OSError."""
+    with suppress(FileNotFoundError), _locked_alone(path) as alone:
+        if alone is False or (sure and alone is None):
             return False
-        with suppress(FileNotFoundError):
-            path.unlink()
-        return True
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks: readers keep the file that they have open
-            if sure:
-                return False
         path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(handle)
+    return True
 
 
 @contextmanager

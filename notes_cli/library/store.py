@@ -141,10 +141,14 @@ class Library:
         target = self.resolve(word)
         if target.kind == "text" or target.path is not None:
             return peek(Path(word).expanduser())
-        entries = self.entries(target.name)
+        return self.newest(target.name)
+
+    def newest(self, name: str) -> Segment:
+        """Return the metadata of the newest file of a name. Raises NotesError if there is none that can be read."""
+        entries = self.entries(name)
         infos = [entry.info for entry in entries if entry.info is not None]
         if not infos:
-            raise entries[0].problem or self.unknown(word)
+            raise next((entry.problem for entry in entries if entry.problem), self.unknown(name, files=False))
         return max(infos, key=lambda info: info.created)
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:

@@ -137,12 +137,7 @@ def as_skill(segment: Segment, images: Sequence[ImageFile], label: str) -> Skill
 def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, Segment, str]:
     """Read a skill of the library for compiling, to be named `other`: from its file, else from its latest segment.
     Returns it with that segment and a description of the source. Raises NotesError if it cannot be read."""
-    entries = library.entries(name)
-    infos = [entry.info for entry in entries if entry.info is not None]
-    if not infos:
-        problem = next((entry.problem for entry in entries if entry.problem is not None), None)
-        raise problem or library.unknown(name, files=False)
-    info = max(infos, key=lambda candidate: candidate.created)
+    info = library.newest(name)
     files = files_of(info.source)
     if files and all(map(os.path.isfile, files)):
         skill = load_tools(info.source, new_name or name) if info.tools else load_source(info.source, new_name or name)
