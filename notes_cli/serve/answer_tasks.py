@@ -96,7 +96,7 @@ class AnswerTasks:
                 ready.tokens,
                 ready.first_tokens,
                 min(1 + ready.reasoning_end * ready.request.think, ready.max_new),
-                answers=job.request.params.choices,
+                answers=job.request.answers,
                 reasoning_end=ready.reasoning_end,
                 limit=tokens + ready.max_new if longest is None else min(tokens + ready.max_new, longest),
                 preemptible=True,

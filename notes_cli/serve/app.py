@@ -180,7 +180,7 @@ class Service:
     async def completions(self, request: Request) -> Response:
         chats = await self._parse(request, parse_completion)
         chats = [replace(chat, **origin_of(request, self.options)) for chat in chats]
-        model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
+        model, choices = chats[0].model or self.scheduler.names[0], chats[0].answers
         with renaming({"messages": "prompt"}):
             return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 

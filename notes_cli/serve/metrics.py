@@ -118,5 +118,5 @@ def counts_of(replies: Sequence[Reply]) -> str:
     first = round(1000 * min(prefill.seconds for prefill in prefills))
     reused = counts["prompt_tokens_details"]["cached_tokens"]
     text = f"prompt {counts['prompt_tokens']:,} tokens ({reused:,} reused, {first:,} ms)"
-    done = sum(len(reply.done) for reply in replies) == sum(reply.request.params.choices for reply in replies)
+    done = sum(len(reply.done) for reply in replies) == sum(reply.request.answers for reply in replies)
     return f"{text}, answer {counts['completion_tokens']:,}, " if done else f"{text}, answer cut off, "

@@ -19,7 +19,7 @@ from notes_cli.errors import ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK, check_choices
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
-from notes_cli.runtime.request import Request
+from notes_cli.runtime.request import UNLIMITED, Request
 from notes_cli.runtime.resolve import parse_method
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
@@ -97,32 +97,16 @@ class NotesParams:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationParams:
-    """Parameters of generation."""
-
-    sampling: SamplerOptions = field(default_factory=SamplerOptions)
-    max_tokens: int | None = None  # None: the server's limit
-    stops: tuple[str, ...] = ()
-    choices: int = 1
-    likely: int | None = None  # alternatives to each token in its log-probabilities; None: no log-probabilities
-    think: bool = False
-    max_think: int = DEFAULT_MAX_THINK
-    grammar: str | None = None  # constraint of the answer (engine/sampler.py)
-    must_call: bool = False  # the grammar is that of a tool call
-    call_grammar: str | None = None  # constraint of a call that the model may begin; None: calls are unconstrained
-
-
-@dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A request to either endpoint: messages and tools, or a raw prompt."""
 
     model: str
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
-    allowed: tuple[Mapping[str, Any], ...] = ()  # tools that may be called
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
-    params: GenerationParams = field(default_factory=GenerationParams)
+    options: Request = field(default_factory=lambda: Request(""))  # those of generation
+    answers: int = 1
     notes: NotesParams = field(default_factory=NotesParams)
     stream: bool = False
     usage: bool = False  # at the end of the stream
@@ -267,18 +251,18 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     if likely and not logprobs:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     likely = (likely or 0) if logprobs else None
-    params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), likely)
+    options, answers = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), likely)
     notes = parse_notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
     if choice.required:
-        params = replace(params, must_call=True, grammar=choice.grammar)
+        options = replace(options, allowed=choice.allowed, must_call=True, grammar=choice.grammar)
     else:
-        params = replace(params, grammar=grammar, call_grammar=choice.grammar)
+        options = replace(options, allowed=choice.allowed, grammar=grammar, call_grammar=choice.grammar)
     if prefill:
-        _check_prefill(params, notes)
+        _check_prefill(options, notes)
     reader.ignore_needless()
     reader.end(IGNORED)
-    chat = ChatRequest(model, messages, choice.tools, choice.allowed, params=params, notes=notes)
+    chat = ChatRequest(model, messages, choice.tools, options=options, answers=answers, notes=notes)
     return replace(chat, stream=stream, usage=usage, prefill=prefill, ignored=tuple(reader.ignored))
 
 
@@ -288,24 +272,24 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     model, stream, usage, echo = reader.text("model"), reader.flag("stream"), _usage(reader), reader.flag("echo")
     prompts = _prompts(reader.any("prompt"))
     likely = reader.whole("logprobs", 0, MOST_LIKELY)
-    params = _generation(reader, ("max_tokens", "n_predict"), likely, chat=False)
-    if (best := reader.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
+    options, answers = _generation(reader, ("max_tokens", "n_predict"), likely, chat=False)
+    if (best := reader.whole("best_of", 1, MOST_CHOICES)) not in (None, answers):
         raise reader.wrong("best_of", "as many as n", best)
     if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
-    params = replace(params, grammar=_grammar(reader, forms))
+    options = replace(options, grammar=_grammar(reader, forms))
     notes = parse_notes(reader.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
-    if echo and likely is not None and params.max_tokens == 0:
+    if echo and likely is not None and options.max_tokens == 0:
         message = (
             "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not returned"
         )
         raise Refused(400, message, param="logprobs", code="unsupported_value")
     reader.ignore_needless()
     reader.end(IGNORED)
-    ignored = tuple(reader.ignored)
-    chat = ChatRequest(model, echo=echo, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
+    how: dict[str, Any] = {"stream": stream, "usage": usage, "ignored": tuple(reader.ignored)}
+    chat = ChatRequest(model, echo=echo, options=options, answers=answers, notes=notes, **how)
     return [replace(chat, prompt=prompt) for prompt in prompts]
 
 
@@ -319,7 +303,8 @@ def _usage(reader: Reader) -> bool:
 
 def _generation(
     reader: Reader, limit_keys: Sequence[str], likely: int | None, *, chat: bool = True
-) -> GenerationParams:
+) -> tuple[Request, int]:
+    """Return the options of generation, and the number of answers."""
     limits = [reader.whole(key, -1, 2**31 - 1) for key in limit_keys]
     most = next((limit for limit in limits if limit is not None), None)
     effort = reader.text("reasoning_effort") if chat else ""
@@ -331,15 +316,16 @@ def _generation(
     stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
-    return GenerationParams(
-        _sampling(reader),
-        max_tokens=None if most is None or most < 0 else most,
+    options = Request(
+        "",
+        sampling=_sampling(reader),
+        max_tokens=UNLIMITED if most is None or most < 0 else most,
         stops=stops,
-        choices=reader.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
         max_think=(reader.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
     )
+    return options, reader.whole("n", 1, MOST_CHOICES, 1) or 1
 
 
 def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
@@ -601,12 +587,12 @@ def _is_text(message: Message) -> bool:
     return message.role == "assistant" and not message.tool_calls
 
 
-def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
+def _check_prefill(options: Request, notes: NotesParams) -> None:
     """Raises Refused for parameters that do not go with the beginning of an answer."""
     does_not_go = {
-        "reasoning_effort": params.think,
-        "tool_choice": params.must_call,
-        "response_format": params.grammar is not None,
+        "reasoning_effort": options.think,
+        "tool_choice": options.must_call,
+        "response_format": options.grammar is not None,
         "notes.session": notes.session is not None,
         "notes.ask": notes.ask is not None,
     }

@@ -48,7 +48,7 @@ from notes_cli.serve.conversations import (
     place_errata,
     prefix_digests,
 )
-from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
+from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, last_text, match_skills, skill_name
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -175,7 +175,7 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
 def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
     """Convert a chat request to the next turn of a session, or to a single question. `begun`: the session has earlier
     turns. `dry`: do not compile images. Raises Refused for parameters that these do not have."""
-    params, messages, limit, cache = request.params, list(request.messages), state.max_tokens, state.segment_cache
+    options, messages, limit, cache = request.options, list(request.messages), state.max_tokens, state.segment_cache
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
         alone = "a session keeps its messages: send the new message alone, and a system message with the first one"
@@ -186,27 +186,24 @@ def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: b
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
         message = "the system message of a session or of notes.ask has no images: send them with a question"
         raise Refused(400, message, param="messages")
-    if params.choices > 1:
+    if request.answers > 1:
         raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
-    if params.stops:  # the last token of a stop string may have more text
+    if options.stops:  # the last token of a stop string may have more text
         raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
-    if request.notes.ask is not None and limit is not None and (params.max_tokens or 0) > limit:
-        message = f"max_tokens is {params.max_tokens:,}, and an answer of this server has {limit:,} tokens at most"
+    if request.notes.ask is not None and limit is not None and limit < options.max_tokens < UNLIMITED:
+        message = f"max_tokens is {options.max_tokens:,}, and an answer of this server has {limit:,} tokens at most"
         raise Refused(400, message, param="max_tokens", code="over_limit")
-    seed = time.time_ns() if params.sampling.seed == DRAWN else params.sampling.seed
+    seed = time.time_ns() if options.sampling.seed == DRAWN else options.sampling.seed
     names = dict.fromkeys(map(skill_name, (*skills_of_alias(request.model, state.names), *request.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
-    return Request(
-        _text(messages[0]),
-        [cache.segment(name) for name in names],
-        request.notes.errata,
+    return replace(
+        options,
+        question=_text(messages[0]),
+        splice=[cache.segment(name) for name in names],
+        errata=request.notes.errata,
         system=None if system is None else _text(system),
-        think=params.think,
-        max_think=params.max_think,
-        max_tokens=_max_tokens(params, limit),
-        sampling=replace(params.sampling, seed=seed & 0xFFFFFFFF),
-        grammar=params.grammar,
-        likely=params.likely,
+        max_tokens=_max_tokens(options, limit),
+        sampling=replace(options.sampling, seed=seed & 0xFFFFFFFF),
         recompute=request.notes.recompute,
         exact=request.notes.exact,
         images=[cache.image(picture, private=request.private_images, dry=dry) for picture in pictures],
@@ -239,7 +236,7 @@ def _prepare_chat(
 ) -> PreparedRequest:
     """Prepare messages: place the skills of these names, and match skills' texts in messages with these roles."""
     workspace, cache = state.workspace, state.segment_cache
-    think = requests_reasoning(workspace, request.params.think, request.params.max_think)
+    think = requests_reasoning(workspace, request.options.think, request.options.max_think)
     digests = prefix_digests(request)
     earlier, known = state.conversations.find(request, digests)
     texts_of = [message.parts for message in request.messages if message.role in roles]
@@ -386,53 +383,42 @@ def _with_skills(messages: list[Message], skills: list[Part], place: str) -> lis
 
 def _with_limits(state: ServerState, chat: ChatRequest, prompt: Prompt, settings: Settings) -> PreparedRequest:
     """Check the limits of a request, and compute how many tokens it may generate."""
-    workspace, params, tokens = state.workspace, chat.params, len(prompt)
+    workspace, options, tokens = state.workspace, chat.options, len(prompt)
     workspace.check_length(tokens + 1)
     check_params(workspace, chat)
-    formed = params.grammar is not None and not params.must_call
+    formed = options.grammar is not None and not options.must_call
     if formed and chat.tools and form_of(workspace.template.tool_source) is None:
         message = "how this model calls tools is not known: with a form of the answer it could call none"
         raise Refused(400, message, param="tools", code="unsupported_value")
-    if params.call_grammar is not None and workspace.model.recurrent:
+    if options.call_grammar is not None and workspace.model.recurrent:
         message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
         raise Refused(400, message, param="tool_choice", code="unsupported_value")
-    request = Request(
-        "",
-        think=settings.think,
-        max_think=params.max_think,
-        max_tokens=_max_tokens(params, state.max_tokens),
-        sampling=params.sampling,
-        stops=params.stops,
-        likely=params.likely,
-        conversation=prompt.conversation,
-        allowed=chat.allowed,
-        call_grammar=params.call_grammar,
-        must_call=params.must_call,
-    )
+    max_tokens = _max_tokens(options, state.max_tokens)
+    request = replace(options, think=settings.think, max_tokens=max_tokens, conversation=prompt.conversation)
     reasons = chat.prompt is None and (settings.think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0
-    max_new = request.max_tokens + (params.max_think + reasoning_end if reasons else 0)
+    max_new = request.max_tokens + (request.max_think + reasoning_end if reasons else 0)
     if workspace.longest is not None:
         max_new = min(max_new, workspace.longest - tokens)
     now = time.perf_counter()
-    prepared = Prepared(request, prompt, settings, now, now, params.grammar)
+    prepared = Prepared(request, prompt, settings, now, now, request.grammar)
     layout = _with_reuse(state, chat, state.prefixes.layout(prompt))
     more: dict[str, Any] = {"layout": layout, "max_new": max_new, "reasoning_end": reasoning_end}
     return PreparedRequest(chat, request, prompt.cells, min(max_new, GRANT), [], prepared, **more)
 
 
-def _max_tokens(params: GenerationParams, limit: int | None) -> int:
-    """Return the most tokens of an answer: the requested number, at most `limit`, else UNLIMITED."""
-    return min(bound for bound in (params.max_tokens, limit, UNLIMITED) if bound is not None)
+def _max_tokens(options: Request, limit: int | None) -> int:
+    """Return the most tokens of an answer: the requested number, at most `limit`."""
+    return options.max_tokens if limit is None else min(options.max_tokens, limit)
 
 
 def check_params(workspace: Workspace, request: ChatRequest) -> None:
     """Raises Refused for a token that the model does not have, GrammarError for a grammar that it cannot follow. The
     grammars are compiled here, as the decode thread would stop for that."""
-    for grammar in (request.params.grammar, request.params.call_grammar):
+    for grammar in (request.options.grammar, request.options.call_grammar):
         if grammar is not None:
             check_usable(workspace, grammar)
-    if (unknown := workspace.model.unknown(token for token, _ in request.params.sampling.bias)) is not None:
+    if (unknown := workspace.model.unknown(token for token, _ in request.options.sampling.bias)) is not None:
         raise invalid("logit_bias", f"there is no token {unknown}")
 
 

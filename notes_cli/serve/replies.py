@@ -64,7 +64,7 @@ class Reply:
     # Whole replies.
 
     def whole(self) -> Json:
-        choices = [self._choice(index) for index in range(self.request.params.choices)]
+        choices = [self._choice(index) for index in range(self.request.answers)]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage([self]), **self.explained()}
 
@@ -85,7 +85,7 @@ class Reply:
     # Chunks.
 
     def opening(self) -> Iterable[Json]:
-        for index in range(self.request.params.choices):
+        for index in range(self.request.answers):
             if self.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             elif self.echo:
@@ -97,7 +97,7 @@ class Reply:
                 calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
                 yield self._chunk(event.index, {"tool_calls": calls})
             last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
-            complete = len(self.done) == self.request.params.choices and not self.request.usage
+            complete = len(self.done) == self.request.answers and not self.request.usage
             yield {**last, **self.explained()} if complete else last
         elif isinstance(event, Text):
             key = "reasoning_content" if event.reasoning else "content"
@@ -140,7 +140,7 @@ class Reply:
         return {"notes": notes} if notes else {}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
-        if self.request.params.likely is None:
+        if self.request.options.likely is None:
             return None
         content = []
         for token in tokens:
@@ -149,7 +149,7 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def _completion_logprobs(self, index: int, tokens: Sequence[Token]) -> Json | None:
-        if self.request.params.likely is None:
+        if self.request.options.likely is None:
             return None
         offsets = self._offsets.setdefault(index, TokenOffsets(len(self.echo)))
         return {

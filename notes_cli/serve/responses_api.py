@@ -114,11 +114,11 @@ def parse_responses(data: Any, earlier: Callable[[str], list[Json]], *, forms: b
         "previous_response_id": previous or None,
         "reasoning": {"effort": (data.get("reasoning") or {}).get("effort")},
         "store": store_it,
-        "temperature": chat.params.sampling.temperature,
+        "temperature": chat.options.sampling.temperature,
         "text": data.get("text") or {"format": {"type": "text"}},
         "tool_choice": data.get("tool_choice") or "auto",
         "tools": data.get("tools") or [],
-        "top_p": chat.params.sampling.top_p,
+        "top_p": chat.options.sampling.top_p,
         "truncation": "disabled",
     }
     chat = replace(chat, ignored=(*chat.ignored, *skipped))

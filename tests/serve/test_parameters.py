@@ -113,8 +113,8 @@ def test_every_api_takes_the_samplers_of_llama_cpp(parse: Callable[[Json], ChatR
     options: Json = {key: bounds[bound] for key, bounds in RANGES.items()}
     breakers = ("\n", "é")[bound:]
     parsed = parse({**options, "dry_sequence_breakers": list(breakers)})
-    assert parsed.params.sampling == SamplerOptions(**options, dry_sequence_breakers=breakers, seed=DRAWN)
-    assert parse({}).params.sampling == parse(dict.fromkeys(options)).params.sampling == SamplerOptions(seed=DRAWN)
+    assert parsed.options.sampling == SamplerOptions(**options, dry_sequence_breakers=breakers, seed=DRAWN)
+    assert parse({}).options.sampling == parse(dict.fromkeys(options)).options.sampling == SamplerOptions(seed=DRAWN)
     assert not parsed.ignored
 
 
