@@ -8,7 +8,8 @@ from notes_cli.editing.methods import change
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.resolve import DEFAULT_SEAM, choose, defaults
+from notes_cli.runtime.prompt import DEFAULT_SEAM
+from notes_cli.runtime.resolve import choose, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
