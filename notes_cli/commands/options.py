@@ -361,11 +361,11 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
     Raises SessionError, and all errors of Workspace.
     """
     from notes_cli.engine.limits import ContextOptions
-    from notes_cli.engine.model import log
+    from notes_cli.engine.model import set_log_output
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     choice = choose_model(session=session, begins=begins, **given)
-    log.set_output(output.log if given["verbose"] > 1 else None)
+    set_log_output(output.log if given["verbose"] > 1 else None)
     for text in choice.notices:
         output.say(text)
     path = choice.path

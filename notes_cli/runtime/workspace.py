@@ -182,7 +182,7 @@ class Workspace(AbstractContextManager["Workspace"]):
     def _log_size(self) -> None:
         if self._log and self._context:
             options = self._context.options
-            self._log(f"a context of {options.n_ctx:,} tokens: {limits.estimate_memory(self.model, options)}")
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.describe_memory(self.model, options)}")
 
     @property
     def options(self) -> ContextOptions:

@@ -130,33 +130,24 @@ class LeadingMark(_Holding):
 def reasoning_of(source: str, name: str) -> Reasoning:
     """Return the reasoning format of the model with this chat template and name."""
     table = shipped_table()
-    for entry in table.marks:
+    for entry in table["marks"]:
         texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
         if all(texts) or (any(texts) and not entry.known):
             return entry
-    return next(entry for entry in table.cues if name.startswith(entry.name))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The content of prompts/reasoning.json, whose `switches` are template variables for all models.
-
-    Attributes:
-        marks: Formats with marks. A model has the first entry whose `known` texts (default: `open` or `close`) are all
-            in its chat template. From the templates in llama.cpp's models/templates; Hunyuan and EXAONE Deep from
-            their model cards.
-        cues: Formats without marks, by the beginning of model names; the last entry is for all others. The shipped
-            model ends its reasoning with the outcome, which `inside` matches: 49 of 50 held-out decisions were right
-            with the original text, 44 with an erratum; weighing the choices after a cue gave 34 at most.
-    """
-
-    marks: Sequence[Reasoning]
-    cues: Sequence[Reasoning]
+    return next(entry for entry in table["cues"] if name.startswith(entry.name))
 
 
 @cache
-def shipped_table() -> Table:
-    """Return the table of prompts/reasoning.json."""
+def shipped_table() -> Mapping[str, Sequence[Reasoning]]:
+    """Return the formats in prompts/reasoning.json, whose `switches` are template variables for all models.
+
+    marks: Formats with marks. A model has the first entry whose `known` texts (default: `open` or `close`) are all in
+        its chat template. From the templates in llama.cpp's models/templates; Hunyuan and EXAONE Deep from their model
+        cards.
+    cues: Formats without marks, by the beginning of model names; the last entry is for all others. The shipped model
+        ends its reasoning with the outcome, which `inside` matches: 49 of 50 held-out decisions were right with the
+        original text, 44 with an erratum; weighing the choices after a cue gave 34 at most.
+    """
     data = json.loads((resource("prompts") / "reasoning.json").read_text(encoding="utf-8"))
     table: dict[str, list[Reasoning]] = {"marks": [], "cues": []}
     for kind, formats in table.items():
@@ -164,4 +155,4 @@ def shipped_table() -> Table:
             options = {way: {**data["switches"][way], **entry.get(way, {})} for way in ("thinking", "otherwise")}
             inside = re.compile(entry["inside"]) if "inside" in entry else None
             formats.append(Reasoning(**{**entry, **options, "inside": inside}))
-    return Table(**table)
+    return table
