@@ -472,6 +472,7 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli.engine.header import ADVICE, ollama_evidence, read_header
+    from notes_cli.library.safe_files import known_sha256
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
@@ -479,6 +480,8 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
         if verbose:
             notify(f"model {word}: {path}")
         return path
+    if known_sha256(path, config.paths().models / "digests.json") is not None:
+        return path  # looked at when it was used first
     with suppress(NotesError):  # loading it gives a better message
         if form := ollama_evidence(read_header(path)):
             notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")

@@ -268,13 +268,13 @@ def _read(path: Path, file: _File, whole: bool = True) -> Segment:
 
 def _values(head: Head) -> dict[str, str | int]:
     """Return the values of a segment's head; raise _NewerError or _OtherKindError for other files."""
-    values = {key: entry.value for key, entry in head.values.items()}
+    values = head.values
     version = values.get("notes.format")
     if isinstance(version, int) and version > FORMAT:
         raise _NewerError(version)
     if values.get("general.architecture") != "notes":
         raise _OtherKindError
-    for key, (kind, _, _) in head.values.items():
+    for key, kind in head.kinds.items():
         if kind not in (STRING, UINT32, UINT64):
             raise FormatError(f"{key[:40]!r} is of type {kind}, which segments do not have")
     if (version, values.get("notes.kind")) != (FORMAT, KIND):
@@ -286,7 +286,7 @@ def _head_sum(data: bytes, head: Head, values: Mapping[str, str | int]) -> str:
     """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
     if not CHECKSUM.fullmatch(str(values.get(HEAD_SUM))):
         raise FormatError("it has no checksum")
-    at = head.values[HEAD_SUM].offset + 8
+    at = head.offsets[HEAD_SUM] + 8
     return str(xxhash.xxh3_128(data[:at] + NO_DIGEST.encode() + data[at + len(NO_DIGEST) :]).hexdigest())
 
 

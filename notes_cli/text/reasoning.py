@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -67,52 +67,55 @@ class Reasoning:
         return next(reversed([*self.inside.finditer(reasoning)]), None)
 
 
-class _Holding:
-    """Holds back the end of a streamed text."""
+class TextStream:
+    """Passes streamed text on up to the first mark, and holds back a possible beginning of one."""
 
-    _held = ""
-
-    def flush(self) -> str:
-        """Return the text held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-
-class MarkSplitter(_Holding):
-    """Splits streamed text at the first mark, holding back a possible beginning of one."""
-
-    def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
-        """`also`: other marks, matched with their blanks."""
-        self.found = False
-        self.mark = ""  # that was found
+    def __init__(
+        self, say: Callable[[str], object], mark: str = "", also: Sequence[str] = (), *, strip: bool = False
+    ) -> None:
+        """`also`: other marks, matched with their blanks. `strip`: without leading blanks."""
+        self.text = ""  # passed on
+        self.found = ""  # the mark, stripped, or the one of `also`
         self.rest = ""  # text after the mark
+        self._say, self._strip, self._held = say, strip, ""
         self._marks = [text for text in (mark.strip(), *also) if text]
 
-    def feed(self, text: str) -> str:
-        """Return the text that certainly precedes the mark."""
-        if self.found or not self._marks:
-            self.rest += text if self.found else ""
-            return "" if self.found else text
+    def add(self, text: str) -> None:
+        """Pass on the text that certainly precedes the mark."""
+        if self.found:
+            self.rest += text
+            return
         text = self._held + text
         places = [(place, -len(mark), mark) for mark in self._marks if (place := text.find(mark)) >= 0]
         if places:
-            place, _, mark = min(places)
-            self.found, self.mark, self.rest, self._held = True, mark, text[place + len(mark) :], ""
-            return text[:place]
+            place, _, self.found = min(places)
+            self.rest, self._held = text[place + len(self.found) :], ""
+            self._pass_on(text[:place])
+            return
         partial = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
-        held = max(partial, default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        end = len(text) - max(partial, default=0)
+        self._held = text[end:]
+        self._pass_on(text[:end])
+
+    def end(self) -> None:
+        """Pass on the text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        self._pass_on(held)
+
+    def _pass_on(self, text: str) -> None:
+        text = text.lstrip() if self._strip and not self.text else text
+        self.text += text
+        if text:
+            self._say(text)
 
 
-class LeadingMark(_Holding):
+class LeadingMark:
     """Detects a mark at the beginning of streamed text, holding the text back until that is known."""
 
     def __init__(self, mark: str) -> None:
         self.found = False
         self.rest = ""  # text after the mark
-        self._mark = mark.strip()
-        self._waits = bool(self._mark)
+        self._mark, self._waits, self._held = mark.strip(), True, ""
 
     def feed(self, text: str) -> str:
         """Return text that is not the mark."""
@@ -125,6 +128,11 @@ class LeadingMark(_Holding):
         elif not self._mark.startswith(start):
             self._waits = False
         return "" if self._waits else self.flush()
+
+    def flush(self) -> str:
+        """Return the text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
 
 
 def reasoning_of(source: str, name: str) -> Reasoning:
