@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from notes_cli.errors import ModelError, NotesError
@@ -93,8 +94,13 @@ def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = Fa
     Raises ModelError if the template fails, if it drops, changes, repeats or reorders a text, or leaves out a call.
     """
     all_messages = [*(_TALK if later else ()), *messages]
-    form, talk = _find_form(template, all_messages)
-    rendered = template.render_marked(lambda encode: [*_to_template(talk, form, encode)])
+    if any(message.tool_calls or message.role == "tool" for message in all_messages):
+        form, talk = _find_form(template, all_messages)
+        rendered = template.render_marked(lambda encode: [*_to_template(talk, form, encode)])
+    else:
+        talk = all_messages
+        plain = [{"role": message.role, "content": marker(number)} for number, message in enumerate(talk)]
+        rendered = template.render_marked(lambda _: plain)
     slots, closing = _slots(template, talk, rendered)
     return slots[3 if later else 0 :], closing
 
@@ -147,8 +153,6 @@ def _find_form(
     """Return the first format with which the template shows every call and every result, and the messages in it. Raises
     ModelError if none shows the calls."""
     calls = [call.name for message in talk for call in message.tool_calls]
-    if not any(message.tool_calls or message.role == "tool" for message in talk):
-        return forms[0], talk
     fault: ModelError | None = None
     hidden: list[str] = []
     with_calls: tuple[_Form, Sequence[Message]] | None = None  # shows the calls, but not every result
@@ -348,10 +352,10 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
             _check_openings(own, opened, slots)
         chunks += _chunks(own, slots, closing)
         for answer in answers[number : number + 1]:
-            chunks += _text(Run(answer.text, False))
+            chunks += _text(answer.text)
     if conversation.prefill:
         before = _before_text(template, turns[-1], later=len(turns) > 1)
-        chunks.append(Chunk("text", _runs(*_template_runs(template, before), Run(conversation.prefill, False))))
+        chunks.append(Chunk("text", (*_template_runs(template, before), *_plain(conversation.prefill))))
     return chunks
 
 
@@ -466,42 +470,43 @@ def _template_runs(template: ChatTemplate, text: str) -> tuple[Run, ...]:
     parts = split_marked(text)
     if parts is None or any(has_mark_remains(stretch) for stretch, _ in parts):
         raise ModelError(f"{template.name} takes apart what is in messages, tools or calls")
-    return _runs(*(Run(stretch, special) for stretch, special in parts))
+    return tuple([Run(stretch, special) for stretch, special in parts])
 
 
 def _content_chunks(slot: Slot, cue: str) -> list[Chunk]:
     """Return the content of a message: its parts, with empty lines between."""
     message = slot.message
     if slot.result is not None:
-        return [Chunk("result", _runs(Run(slot.result, False)))]
+        return [Chunk("result", _plain(slot.result))]
     if message.role == "assistant":
-        return _text(Run(message.text if message.tool_calls else message.text.strip(), False))
+        return _text(message.text if message.tool_calls else message.text.strip())
     chunks: list[Chunk] = []
     for number, part in enumerate(message.parts, 1):
         between = BETWEEN if chunks else ""
         match part:
             case SkillPart():
-                chunks += [*_text(Run(between, False)), Chunk("splice", name=part.name)]
+                chunks += [*_text(between), Chunk("splice", name=part.name)]
             case ErratumPart():
-                chunks.append(Chunk("erratum", _runs(Run(between + part.sentence.strip(), False))))
+                chunks.append(Chunk("erratum", _plain(between + part.sentence.strip())))
             case TextPart() if message.role == "tool":
-                chunks.append(Chunk("result", _runs(Run(between + part.text, False))))
+                chunks.append(Chunk("result", _plain(between + part.text)))
             case TextPart() if message.role == "user" and number == len(message.parts):
                 question = part.text.strip()
                 question += "" if question.endswith(cue.strip()) else cue  # unless the user wrote it
-                chunks.append(Chunk("question", _runs(Run(between + question, False))))
+                chunks.append(Chunk("question", _plain(between + question)))
             case TextPart() if part.text.strip():
-                chunks += _text(Run(between + part.text.strip(), False))
+                chunks += _text(between + part.text.strip())
     return chunks
 
 
-def _runs(*runs: Run) -> tuple[Run, ...]:
-    return tuple(run for run in runs if run.text)
+def _plain(text: str) -> tuple[Run, ...]:
+    """Return the run of a text that is not the template's; none for an empty one."""
+    return (Run(text, False),) if text else ()
 
 
-def _text(run: Run) -> list[Chunk]:
-    """Return a text chunk; none for an empty text."""
-    return [Chunk("text", (run,))] if run.text else []
+def _text(text: str) -> list[Chunk]:
+    """Return a chunk of a message's text; none for an empty text."""
+    return [Chunk("text", _plain(text))] if text else []
 
 
 def _join_texts(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -509,7 +514,7 @@ def _join_texts(chunks: Sequence[Chunk]) -> list[Chunk]:
     joined: list[Chunk] = []
     for kind, group in groupby(chunks, key=lambda chunk: chunk.kind):
         if kind == "text":
-            runs = groupby((run for chunk in group for run in chunk.runs), key=lambda run: run.special)
+            runs = groupby([run for chunk in group for run in chunk.runs], key=attrgetter("special"))
             texts = tuple(Run("".join(run.text for run in alike), special) for special, alike in runs)
             joined.append(Chunk("text", texts))
         else:
