@@ -79,7 +79,7 @@ def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n
         fingerprint = hashlib.sha256(f"{workspace.weights} {json.dumps(data, sort_keys=True)}".encode()).hexdigest()
         results = Results(out / f"{opened.name.replace(' ', '-')}.jsonl", opened.name, fingerprint)
         author = Lab(workspace, system=False, erratum=lambda field, value: _word(field, value, WORDING))
-        default = shipped_wordings().default
+        default = shipped_wordings()["default"]
         own = Lab(workspace, system=True, erratum=lambda field, value: _word(field, value, default))
         left = [cell for cell in cells(data, scale, only, tiny=tiny) if cell.key not in results.found]
         _print(f"{len(left)} tasks are left. Interrupt and run it again as you like")

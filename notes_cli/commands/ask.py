@@ -21,8 +21,8 @@ from notes_cli.commands.options import (
     AUTO,
     FILE_OR_PIPE,
     OFF,
+    SESSIONS,
     Number,
-    SessionName,
     answers_of,
     errata_of_skills,
     errata_with_skills,
@@ -44,7 +44,7 @@ from notes_cli.commands.request import (
     request_of,
     watch,
 )
-from notes_cli.commands.terminal import Command, SingleOption, option, standard_input
+from notes_cli.commands.terminal import Command, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
 from notes_cli.text.names import human_time
@@ -55,9 +55,11 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@option("-p --prompt", "The question, instead of QUESTION.", cls=SingleOption, rare=True, metavar="TEXT")
-@option("-f --file", "A text that precedes QUESTION.", cls=SingleOption, type=FILE_OR_PIPE, metavar="FILE")
-@option("--session", "Start a session of that name, or continue it.", cls=SingleOption, type=SessionName())
+@option("-p --prompt", "The question, instead of QUESTION.", once=True, rare=True, metavar="TEXT")
+@option("-f --file", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE, metavar="FILE")
+@option(
+    "--session", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS, metavar="NAME"
+)
 @question_options(errata={"callback": errata_of_skills})
 @option("--explain", "Dry run: each piece of the prompt, how it would be made, and why.", is_flag=True)
 @json_option
@@ -73,7 +75,7 @@ if TYPE_CHECKING:
     "--batch",
     "Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
     "(docs/json.md).",
-    cls=SingleOption,
+    once=True,
     type=FILE_OR_PIPE,
     metavar="FILE",
 )

@@ -11,8 +11,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
+    SESSIONS,
     Number,
-    SessionName,
     errata_of_skills,
     model_options,
     named,
@@ -39,7 +39,7 @@ A line that ends with \\ goes on in the next one."""
 
 
 @click.command(cls=Command)
-@click.argument("name", required=False, type=SessionName())
+@click.argument("name", required=False, shell_complete=SESSIONS)
 @question_options(
     *QUESTION,
     errata={"callback": errata_of_skills},

@@ -15,7 +15,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     KEPT_TYPES,
-    SkillSource,
+    SOURCES,
     Target,
     json_option,
     library,
@@ -51,7 +51,7 @@ def number_of_blocks(value: Any) -> Any:
 
 
 @click.command(cls=Command)
-@click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
+@click.argument("sources", shell_complete=SOURCES, nargs=-1, metavar="[SOURCE...]")
 @option(
     "--from",
     "Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import SkillName, json_option, library
+from notes_cli.commands.options import SKILLS, json_option, library
 from notes_cli.commands.remedies import worded
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, SegmentError
@@ -255,7 +255,7 @@ def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
 
 
 @click.command(cls=Command)
-@click.argument("name", type=SkillName())
+@click.argument("name", shell_complete=SKILLS)
 @option("--text", "Only the text, as it was compiled.", is_flag=True)
 @option("--tokens", "Only the token ids, one a line.", is_flag=True)
 @json_option

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SkillName, Target, json_option, library, model_settings, open_model
+from notes_cli.commands.options import SKILLS, Target, json_option, library, model_settings, open_model
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import Help, NotesError, SegmentError
@@ -41,7 +41,7 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 
 
 @click.command(cls=Command)
-@click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
+@click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
 @option("--stale", "Those whose text has changed or whose file is gone, and damaged ones.", is_flag=True)
 @option(
     "--older-than",
@@ -159,7 +159,7 @@ def _count_files(files: Sequence[LibraryFile]) -> str:
 
 
 @click.command(cls=Command)
-@click.argument("names", type=SkillName(), nargs=-1, metavar="NAME...")
+@click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="NAME...")
 @click.argument("target", type=Target(), metavar="FILE|FOLDER")
 @option("-f --force", "Write over other files that are there.", is_flag=True)
 @json_option

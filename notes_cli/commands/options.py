@@ -80,70 +80,68 @@ def level(value: Any) -> int:
     return int(value) if str(value).isdecimal() else int(click.BOOL.convert(value, None, None))
 
 
-class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A text that a shell completes: from known texts, else as the name of a file if it may be one."""
+def completed(known: Callable[[click.Context, str], Iterable[str]], *, or_file: bool = False) -> Callable[..., Any]:
+    """Return the completion (click's shell_complete) by the texts that `known` returns, which opens as few files as
+    possible and may raise NotesError; `or_file`: else by names of files."""
 
-    or_file = False
-
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        """Return all texts. Opens as few files as possible. May raise NotesError."""
-        raise NotImplementedError
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         items: list[CompletionItem] = []
         with suppress(NotesError):
-            known = dict.fromkeys(self.known(ctx, incomplete))
-            items = [CompletionItem(text) for text in known if text.startswith(incomplete)]
-        return items or ([CompletionItem(incomplete, type="file")] if self.or_file else [])
+            texts = dict.fromkeys(known(ctx, incomplete))
+            items = [CompletionItem(text) for text in texts if text.startswith(incomplete)]
+        return items or ([CompletionItem(incomplete, type="file")] if or_file else [])
+
+    return complete
 
 
-class ModelName(_Completed):
-    name, or_file = "model", True
+def _models(_: click.Context, incomplete: str) -> Iterable[str]:
+    from notes_cli.runtime.naming import models
 
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli.runtime.naming import models
-
-        return [model.name for model in models().all if not model.problem]
+    return [model.name for model in models().all if not model.problem]
 
 
-class SkillName(_Completed):
-    """A compiled skill by name, or a segment file."""
+def _skills(_: click.Context, incomplete: str) -> Iterable[str]:
+    from notes_cli.library.segment_files import segment_files
 
-    name, or_file = "name", True
-
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli.library.segment_files import segment_files
-
-        return [name for name, _ in segment_files(config.paths().library)]
+    return [name for name, _ in segment_files(config.paths().library)]
 
 
-class SkillSource(SkillName):
-    """A text, a compiled skill or an Agent Skill; files are completed first."""
+def _sources(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    """Return compiled skills, Agent Skills and samples, unless the name of a file begins so."""
+    from glob import escape, glob
 
-    name = "source"
+    from notes_cli.text.skill import find_skills
 
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from glob import escape, glob
-
-        from notes_cli.text.skill import find_skills
-
-        if incomplete and glob(f"{escape(incomplete)}*"):
-            return
-        yield from super().known(ctx, incomplete)
-        with suppress(NotesError):
-            yield from (skill.name for skill in find_skills(config.skill_folders()))
-        yield from config.sample_names()
+    if incomplete and glob(f"{escape(incomplete)}*"):
+        return
+    yield from _skills(ctx, incomplete)
+    with suppress(NotesError):
+        yield from (skill.name for skill in find_skills(config.skill_folders()))
+    yield from config.sample_names()
 
 
-class SessionName(_Completed):
-    name = "name"
+def _sessions(_: click.Context, incomplete: str) -> Iterable[str]:
+    from notes_cli.sessions import session_names
 
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli.sessions import session_names
+    return session_names(config.paths().sessions)
 
-        return session_names(config.paths().sessions)
+
+def _field_values(ctx: click.Context, incomplete: str) -> Iterable[str]:
+    """Return the fields of the skills on the command line, else of the library, and after the = the text's value."""
+    from notes_cli.library.segment_files import fields_in, segment_files
+
+    values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
+    skills = {word for value in values if value for word in ([value] if isinstance(value, str) else value)}
+    files = segment_files(config.paths().library)
+    paths = [path for name, path in files if name in skills] or [path for _, path in files]
+    fields = {name: value for path in paths for name, value in fields_in(path).items()}
+    return [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
+
+
+MODELS, SESSIONS, FIELD_VALUES = completed(_models, or_file=True), completed(_sessions), completed(_field_values)
+SKILLS, SOURCES = completed(_skills, or_file=True), completed(_sources, or_file=True)
 
 
 class Target(click.Path):
@@ -157,23 +155,6 @@ class Target(click.Path):
                 ctx,
             )
         return super().convert(value, param, ctx)
-
-
-class FieldValue(_Completed):
-    """A field and its new value; completes the fields of the skills on the command line, else of the library, and after
-    the = the text's value."""
-
-    name = "field=value"
-
-    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
-        from notes_cli.library.segment_files import fields_in, segment_files
-
-        values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
-        skills = {word for value in values if value for word in ([value] if isinstance(value, str) else value)}
-        files = segment_files(config.paths().library)
-        paths = [path for name, path in files if name in skills] or [path for _, path in files]
-        fields = {name: value for path in paths for name, value in fields_in(path).items()}
-        return [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
 
 
 def server_name(value: Any) -> str:
@@ -205,7 +186,8 @@ _MODEL = [
     _row(
         "-m --model",
         "GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
-        type=ModelName(),
+        shell_complete=MODELS,
+        metavar="MODEL",
     ),
     _row(
         "-c --ctx-size",
@@ -379,11 +361,11 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
     Raises SessionError, and all errors of Workspace.
     """
     from notes_cli.engine.limits import ContextOptions
-    from notes_cli.engine.model import log
+    from notes_cli.engine.model import set_log_output
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT, Workspace
 
     choice = choose_model(session=session, begins=begins, **given)
-    log.set_output(output.log if given["verbose"] > 1 else None)
+    set_log_output(output.log if given["verbose"] > 1 else None)
     for text in choice.notices:
         output.say(text)
     path = choice.path
@@ -490,6 +472,7 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli.engine.header import ADVICE, ollama_evidence, read_header
+    from notes_cli.library.safe_files import known_sha256
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
@@ -497,6 +480,8 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
         if verbose:
             notify(f"model {word}: {path}")
         return path
+    if known_sha256(path, config.paths().models / "digests.json") is not None:
+        return path  # looked at when it was used first
     with suppress(NotesError):  # loading it gives a better message
         if form := ollama_evidence(read_header(path)):
             notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SkillName, answers_of, named, without_memory
-from notes_cli.commands.terminal import Decorated, SingleOption, option, piped_text, read_text
+from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, named, without_memory
+from notes_cli.commands.terminal import Decorated, option, piped_text, read_text
 from notes_cli.errors import NotesError, Notice
 
 if TYPE_CHECKING:
@@ -35,13 +35,18 @@ _CONFIGURED = "  [default: config.yaml's for the model, else "
 # Options of a question, by the field of Request or of SamplerOptions that each sets.
 _QUESTION = {
     "splice": _row(
-        "--splice", "A compiled skill, a segment file, or a text. Repeatable.", type=SkillName(), multiple=True
+        "--splice",
+        "A compiled skill, a segment file, or a text. Repeatable.",
+        shell_complete=SKILLS,
+        metavar="NAME",
+        multiple=True,
     ),
     "memory": _row(
         "--memory",
         "A skill that is kept just before the question, as a profile of the user. A session remembers it.",
-        cls=SingleOption,
-        type=SkillName(),
+        once=True,
+        shell_complete=SKILLS,
+        metavar="NAME",
     ),
     "images": _row(
         "--image",
@@ -50,7 +55,7 @@ _QUESTION = {
         multiple=True,
         metavar="FILE",
     ),
-    "system": _row("-s --system", "System text before the skills.", cls=SingleOption, metavar="TEXT"),
+    "system": _row("-s --system", "System text before the skills.", once=True, metavar="TEXT"),
     "results": _row(
         "--result",
         "In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
@@ -63,13 +68,15 @@ _QUESTION = {
         "--erratum",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
         "free text, before the question. Repeatable; of a field the last one wins.",
-        type=FieldValue(),
+        shell_complete=FIELD_VALUES,
+        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "fields": _row(
         "--field",
         "The same, by the default method of the model or that of --method. Repeatable.",
-        type=FieldValue(),
+        shell_complete=FIELD_VALUES,
+        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "method": _row(
@@ -89,17 +96,17 @@ _ANSWER = {
     ),
     "think": _row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
     "max_think": _row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
-    "choices": _row("--choices", "Decide among these answers.", cls=SingleOption, metavar="A,B,..."),
+    "choices": _row("--choices", "Decide among these answers.", once=True, metavar="A,B,..."),
     "json_schema": _row(
         "-j --json-schema",
         "Answer with JSON that is valid by this schema: a file, or the schema itself.",
-        cls=SingleOption,
+        once=True,
         metavar="FILE",
     ),
     "grammar": _row(
         "--grammar",
         "Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
-        cls=SingleOption,
+        once=True,
         rare=True,
         metavar="FILE",
     ),
@@ -142,7 +149,8 @@ _SPLICE = {  # all are rare
     "decode": _row(
         "--decode",
         "Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
-        type=SkillName(),
+        shell_complete=SKILLS,
+        metavar="NAME",
         multiple=True,
     ),
     "recompute": _row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),

@@ -16,7 +16,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     FILE_OR_PIPE,
-    SessionName,
+    SESSIONS,
     json_option,
     library,
     model_settings,
@@ -87,7 +87,7 @@ def ls(quiet: bool, json_: bool) -> None:
 
 
 @session_command.command("show")
-@click.argument("name", type=SessionName())
+@click.argument("name", shell_complete=SESSIONS)
 @option("--pieces", "A table of the pieces of the prompt, as they are in the KV cache.", is_flag=True)
 @json_option
 def show(name: str, pieces: bool, json_: bool) -> None:
@@ -136,7 +136,7 @@ def show(name: str, pieces: bool, json_: bool) -> None:
 
 
 @session_command.command("rm")
-@click.argument("names", type=SessionName(), nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", shell_complete=SESSIONS, nargs=-1, required=True, metavar="NAME...")
 @option("-y --yes", "Do not ask.", is_flag=True)
 @json_option
 def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
@@ -161,7 +161,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 
 
 @session_command.command("fork")
-@click.argument("name", type=SessionName())
+@click.argument("name", shell_complete=SESSIONS)
 @click.argument("new")
 @json_option
 def fork(name: str, new: str, json_: bool) -> None:
@@ -172,7 +172,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 
 
 @session_command.command("undo")
-@click.argument("name", type=SessionName())
+@click.argument("name", shell_complete=SESSIONS)
 @json_option
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
@@ -184,7 +184,7 @@ def undo(name: str, json_: bool) -> None:
 
 
 @session_command.command("compact")
-@click.argument("name", type=SessionName())
+@click.argument("name", shell_complete=SESSIONS)
 @json_option
 @model_settings()
 def compact(name: str, json_: bool, **model: Any) -> None:
@@ -276,7 +276,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
 
 
 @session_command.command("export")
-@click.argument("name", type=SessionName())
+@click.argument("name", shell_complete=SESSIONS)
 @click.argument("file", required=False, type=FILE_OR_PIPE)
 @option("-f --force", "Write over a file that is there.", is_flag=True)
 @json_option
@@ -432,7 +432,7 @@ def _lines(label: str, text: str, width: int) -> list[str]:
 
 
 @click.command(cls=Command)
-@click.argument("name", type=SessionName(), required=False)
+@click.argument("name", shell_complete=SESSIONS, required=False)
 @option("--all", "Correct all sessions that have the field, and later ones.", name="everybody", is_flag=True)
 @question_options(
     "fields",

@@ -231,7 +231,7 @@ def _context(model: Model) -> dict[str, str]:
 
     trained, available = limits.trained_length(model, ContextOptions()), limits.available_memory()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
-    needs = [f"{size:,} tokens take {limits.estimate_memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
+    needs = [f"{size:,} tokens take {limits.describe_memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
     return {
         "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
         "context": "; ".join(needs)

@@ -22,22 +22,24 @@ MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an 
 
 
 class Option(click.Option):
-    """An option of a command. `group`: its heading in help. `rare`: --help-all shows it, --help does not."""
+    """An option of a command. `group`: its heading in help. `rare`: --help-all shows it, --help does not. `once`: two
+    values are an error; click would silently take the last one."""
 
-    def __init__(self, *arguments: Any, group: str = "Options", rare: bool = False, **keywords: Any) -> None:
+    def __init__(
+        self, *arguments: Any, group: str = "Options", rare: bool = False, once: bool = False, **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.group, self.rare = group, rare
-
-
-class SingleOption(Option):
-    """An option that may be given once; click would silently take the last value."""
+        self.group, self.rare, self.once = group, rare, once
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
+        if self.once:
+            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
+        else:
+            super().add_to_parser(parser, ctx)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
         values = opts.get(str(self.name))
-        if isinstance(values, list):
+        if self.once and isinstance(values, list):
             if len(values) > 1 and not ctx.resilient_parsing:  # no error during shell completion
                 first, second = (repr(str(value)[:SHORT]) for value in values[:2])
                 raise click.UsageError(

@@ -12,8 +12,8 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import (
     FILE_OR_PIPE,
-    SessionName,
-    SkillName,
+    SESSIONS,
+    SKILLS,
     answers_of,
     json_option,
     model_options,
@@ -35,8 +35,8 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
 
 
 @click.command(cls=Command)
-@click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
-@option("--session", "Verify a session instead, as it is put back from disk.", type=SessionName())
+@click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
+@option("--session", "Verify a session instead, as it is put back from disk.", shell_complete=SESSIONS, metavar="NAME")
 @option(
     "--question",
     "A question. Repeatable.  [default: the value of each field]",

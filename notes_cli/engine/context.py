@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, groupby
 from typing import Any, Literal
 
@@ -26,11 +26,11 @@ from notes_cli.engine.native import (
     check_axes,
     check_layers,
     empty_rows,
-    file_layers,
     int32_pointer,
     int_array,
     llama,
     row_pointers,
+    splice_file,
 )
 from notes_cli.engine.segment import Identity, LayerRows, Stored, Tokens
 from notes_cli.errors import EngineError, Help, UnsupportedError
@@ -175,7 +175,7 @@ class Context(AbstractContextManager["Context"]):
         limits.check_memory(model, options)
         reason, handle = native.refusal("notes_can_keep", model.handle, params.type_k, params.type_v), None
         if reason is None:
-            with native.log.collected() as lines:
+            with native.collected_log() as lines:
                 handle = llama.llama_init_from_model(model.handle, params)
             reason = lines[-1].split(": ", 1)[-1].strip() if lines else "no reason given"
         if not handle:
@@ -459,12 +459,12 @@ class Context(AbstractContextManager["Context"]):
         for _ in range(_STOPS if self._watched else 0):
             arrived: list[bytes] = []
             try:
-                with interrupts.listening() as arrived, native.interrupts.caught():
+                with interrupts.listening() as arrived, native.keeping_errors():
                     native.call(hook, self.handle, *arguments)
-                native.interrupts.raise_kept()
+                native.raise_kept()
                 return
             except native.StoppedError:
-                native.interrupts.raise_kept()
+                native.raise_kept()
                 interrupts.check_stop()
                 silent = arrived == [b""]
                 # Either no signal caused it, or the sequence cannot be rolled back and is empty now.
@@ -497,7 +497,7 @@ class Context(AbstractContextManager["Context"]):
                 status = llama.llama_decode(self.handle, batch)
         finally:
             llama.llama_batch_free(batch)
-        native.interrupts.raise_kept()
+        native.raise_kept()
         if status:
             raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
 
@@ -534,7 +534,7 @@ class Context(AbstractContextManager["Context"]):
                 int32_pointer(where),
                 whole,
             )
-        native.interrupts.raise_kept()
+        native.raise_kept()
 
     def rewrite(self, seq_id: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at ascending positions, contiguous or not, and overwrite their entries."""
@@ -574,9 +574,9 @@ class Context(AbstractContextManager["Context"]):
             count = first + len(token_ids)
             check_layers(layers.tensors, self.layers, count)
             try:
-                self._compute(
-                    *([seq_id], "notes_splice_file", *target, layers.file.fileno()),
-                    *(file_layers(layers.tensors), len(layers), count, first, base),
+                compute = partial(self._compute, [seq_id])
+                splice_file(
+                    *(layers.tensors, compute, *target, layers.file.fileno()), first=first, base=base, count=count
                 )
             except native.FileError as error:
                 raise layers.refused(error.what, damaged=error.damaged) from error

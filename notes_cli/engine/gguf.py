@@ -58,12 +58,7 @@ class FormatError(ValueError):
     """The bytes are not those of a GGUF file that is read here."""
 
 
-class Value(NamedTuple):
-    """The value of a key; of an array its number of elements. `offset`: of the array's type and length in the file."""
-
-    kind: int
-    value: int | float | bool | str
-    offset: int
+Value = int | float | bool | str
 
 
 class Tensor(NamedTuple):
@@ -73,25 +68,25 @@ class Tensor(NamedTuple):
     kind: int
     offset: int
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor; 0 for an unknown type."""
-        elements, nbytes = BLOCKS.get(self.kind, (1, 0))
-        return prod(self.dims) // elements * nbytes
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """All before the first tensor."""
 
-    values: dict[str, Value]
+    values: dict[str, Value]  # of an array its number of elements
+    kinds: dict[str, int]  # types of the values
+    offsets: dict[str, int]  # of the values in the file; of an array, of its type and length
     tensors: dict[str, Tensor]
     size: int  # bytes, padding included
 
     @property
     def end(self) -> int:
         """Bytes of the file, by its tensors."""
-        return max((self.size + tensor.offset + tensor.nbytes for tensor in self.tensors.values()), default=self.size)
+        ends = [self.size]
+        for dims, kind, offset in self.tensors.values():
+            elements, nbytes = BLOCKS.get(kind, (1, 0))
+            ends.append(self.size + offset + prod(dims) // elements * nbytes)
+        return max(ends)
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -157,12 +152,13 @@ class Cursor:
         self.at = at
         self.need(0)
 
-    def value(self) -> Value:
-        (kind,), offset = self.numbers("I"), self.at
+    def value(self, kind: int) -> Value:
+        """Return a value of this type; of an array its number of elements."""
         if kind == STRING:
-            return Value(kind, self.string(), offset)
+            return self.string()
         if kind in SCALARS:
-            return Value(kind, self.numbers(SCALARS[kind])[0], offset)
+            number: Value = self.numbers(SCALARS[kind])[0]
+            return number
         if kind != ARRAY:
             raise FormatError(f"it holds a value of the unknown type {kind}")
         of, length = self.numbers("IQ")
@@ -174,14 +170,7 @@ class Cursor:
             self.at += nbytes
         else:
             raise FormatError(f"it holds an array of the unknown type {of}")
-        return Value(kind, length, offset)
-
-    def tensor(self) -> Tensor:
-        (n_dims,) = self.numbers("I")
-        if n_dims > MAX_DIMS:
-            raise FormatError(f"it holds a tensor of {n_dims} dimensions")
-        *dims, kind, offset = self.numbers(f"{n_dims}QIQ")
-        return Tensor(tuple(dims), kind, offset)
+        return length
 
 
 def read_head(cursor: Cursor) -> Head:
@@ -195,22 +184,27 @@ def read_head(cursor: Cursor) -> Head:
     n_tensors, n_keys = cursor.numbers("QQ")
     if max(n_tensors, n_keys) > MAX_ENTRIES:
         raise FormatError("it declares too many entries")
-    values: dict[str, Value] = {}
+    head = Head({}, {}, {}, {}, 0)
     for _ in range(n_keys):
         key = cursor.string()
-        if key in values:
+        if key in head.values:
             raise FormatError("it holds a key twice")
-        values[key] = cursor.value()
-    alignment = values["general.alignment"].value if "general.alignment" in values else ALIGNMENT
+        (head.kinds[key],) = cursor.numbers("I")
+        head.offsets[key] = cursor.at
+        head.values[key] = cursor.value(head.kinds[key])
+    alignment = head.values.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise FormatError(f"it has an alignment of {alignment}")
-    tensors: dict[str, Tensor] = {}
     for _ in range(n_tensors):
-        name = cursor.string()
-        if name in tensors:
+        name, (n_dims,) = cursor.string(), cursor.numbers("I")
+        if name in head.tensors:
             raise FormatError("it holds a tensor twice")
-        tensors[name] = cursor.tensor()
-    return Head(values, tensors, padded(cursor.at, alignment))
+        if n_dims > MAX_DIMS:
+            raise FormatError(f"it holds a tensor of {n_dims} dimensions")
+        *dims, kind, offset = cursor.numbers(f"{n_dims}QIQ")
+        head.tensors[name] = Tensor(tuple(dims), kind, offset)
+    head.size = padded(cursor.at, alignment)
+    return head
 
 
 def head_bytes(values: Mapping[str, str | int], tensors: Iterable[tuple[str, tuple[int, ...], int, int]]) -> bytes:

@@ -82,7 +82,7 @@ def read_header(path: Path) -> Header:
         if head.tensors and head.end > cursor.size:
             have = f"{cursor.size:,} of its {head.end:,} bytes"
             raise ModelError(f"{part}: {have} are there. Was its download interrupted?")
-        whole.values = whole.values or {key: entry.value for key, entry in head.values.items()}
+        whole.values = whole.values or head.values
         whole.tensors |= {name: tensor.dims for name, tensor in head.tensors.items()}
         whole.size += cursor.size
     count = whole.number("split.count") or 1
@@ -96,10 +96,10 @@ def read_integers(path: Path, key: str) -> list[int]:
     try:
         with open_file(path) as file:
             cursor = Cursor(file, "replace")
-            entry = read_head(cursor).values.get(key)
-            if entry is None or entry.kind != ARRAY:
+            head = read_head(cursor)
+            if head.kinds.get(key) != ARRAY:
                 return []
-            cursor.at = entry.offset
+            cursor.at = head.offsets[key]
             kind, count = cursor.numbers("IQ")
             return [int(number) for number in cursor.numbers(f"{count}{SCALARS[kind]}")] if kind in SCALARS else []
     except (FormatError, OSError):

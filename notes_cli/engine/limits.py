@@ -10,7 +10,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from notes_cli.engine import native
 from notes_cli.engine.gguf import BLOCKS
@@ -167,50 +167,54 @@ def has_learned_positions(model: Model) -> bool:
 # Memory.
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Estimated bytes of a context."""
-
-    tokens: int
-    kv: int
-    compute: int
-
-    @property
-    def total(self) -> int:
-        return self.kv + self.compute
-
-    def __str__(self) -> str:
-        return f"{format_size(self.total)} ({format_size(self.kv)} of K/V, {format_size(self.compute)} for computing)"
-
-
-def estimate_memory(model: Model, options: ContextOptions) -> Memory:
-    """Estimate a context's memory: K/V within a few percent, compute buffers roughly. Recurrent state, which does not
-    grow with the context, is left out."""
-    tokens = padded(options.n_ctx or model.n_ctx_train)
-    batch = min(options.n_batch, options.n_ubatch, tokens)
+def kv_bytes(model: Model, options: ContextOptions) -> int:
+    """Estimate the bytes of a context's K/V, within a few percent. Recurrent state, which does not grow with the
+    context, is left out."""
+    tokens = context_tokens(model, options)
     window = 0 if options.swa_full else int(llama.llama_model_n_swa(model.handle))
-    windowed = min(tokens, padded(window * options.n_sequences + batch))
-    kv = 0.0
-    for full, k, v in _layers(model):
-        cells = tokens if full or not window else windowed
-        kv += cells * (k * ELEMENT[options.type_k] + v * ELEMENT[options.type_v])
+    windowed = min(tokens, padded(window * options.n_sequences + min(options.n_batch, options.n_ubatch, tokens)))
+    size_k, size_v = ELEMENT[options.type_k], ELEMENT[options.type_v]
+    layers = _layers(model)
+    return int(sum((tokens if full or not window else windowed) * (k * size_k + v * size_v) for full, k, v in layers))
+
+
+def compute_bytes(model: Model, options: ContextOptions) -> int:
+    """Estimate the bytes of a context's buffers for computing, roughly."""
+    tokens = context_tokens(model, options)
     heads, width = (int(f(model.handle)) for f in (llama.llama_model_n_head, llama.llama_model_n_embd))
     # attention scores; with flash attention only the mask
     scores = tokens * (heads if options.flash_attention == "off" else 1)
     feed = max(_integers(model, "feed_forward_length"), default=0)
-    return Memory(tokens, int(kv), 4 * batch * (model.n_vocab + 4 * width + feed + scores))
+    return 4 * min(options.n_batch, options.n_ubatch, tokens) * (model.n_vocab + 4 * width + feed + scores)
+
+
+def context_bytes(model: Model, options: ContextOptions) -> int:
+    """Estimate the bytes of a context."""
+    return kv_bytes(model, options) + compute_bytes(model, options)
+
+
+def context_tokens(model: Model, options: ContextOptions) -> int:
+    """Return the tokens for which a context of these options has room."""
+    return padded(options.n_ctx or model.n_ctx_train)
+
+
+def describe_memory(model: Model, options: ContextOptions) -> str:
+    """Describe the estimated memory of a context."""
+    kv, compute = kv_bytes(model, options), compute_bytes(model, options)
+    return f"{format_size(kv + compute)} ({format_size(kv)} of K/V, {format_size(compute)} for computing)"
 
 
 def check_memory(model: Model, options: ContextOptions) -> None:
     """Raise EngineError where a context would exceed the available memory. K/V on a GPU is not counted."""
     if options.offload_kv and model.offloads:
         return
-    needed, free = estimate_memory(model, options), available_memory()
-    if free is None or needed.total <= free:
+    free = available_memory()
+    if free is None or context_bytes(model, options) <= free:
         return
     smaller = (options.type_k, options.type_v) == ("f16", "f16")
     raise EngineError(
-        f"a context of {needed.tokens:,} tokens needs about {needed}, and {format_size(free)} of memory is available",
+        f"a context of {context_tokens(model, options):,} tokens needs about {describe_memory(model, options)}, and "
+        f"{format_size(free)} of memory is available",
         Help.FEWER_TOKENS_OR_SMALLER_TYPE() if smaller else Help.FEWER_TOKENS(),
     )
 
@@ -220,28 +224,27 @@ def available_memory() -> int | None:
     None if unknown."""
     amounts = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
     if amounts:
-        return max(0, min(amounts) - sum(buffer.size - buffer.resident for buffer in anonymous_mappings()))
+        return max(0, min(amounts) - sum(size - resident(first, size) for first, size in anonymous_mappings()))
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # total memory: better than nothing
     except (AttributeError, OSError, ValueError):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/speed)."""
 
     first: int  # address
     size: int
 
-    @property
-    def resident(self) -> int:
-        """Bytes in memory."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        pages = (ctypes.c_ubyte * (self.size // page))()
-        if ctypes.CDLL(None).mincore(ctypes.c_void_p(self.first), ctypes.c_size_t(self.size), pages):
-            return self.size  # unknown: reserve nothing for it
-        return bytes(pages).count(1) * page
+
+def resident(first: int, size: int) -> int:
+    """Return how many of these bytes of this process are in memory."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    pages = (ctypes.c_ubyte * (size // page))()
+    if ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(size), pages):
+        return size  # unknown: reserve nothing for it
+    return bytes(pages).count(1) * page
 
 
 def anonymous_mappings(least: int = 64 << 20) -> list[Buffer]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from notes_cli.engine import devices, native
 from notes_cli.engine.header import FILE_TYPES, open_sources
 from notes_cli.engine.native import llama
-from notes_cli.engine.native import log as log  # for commands
+from notes_cli.engine.native import set_log_output as set_log_output  # for commands
 from notes_cli.engine.segment import Tokens
 from notes_cli.errors import ModelError
 
@@ -63,7 +63,7 @@ class Model(AbstractContextManager["Model"]):
         self.path = path
         self._devices = devices.device_handles(rpc)  # resolved before anything is loaded
         # True if layers are not in this machine's main memory: all that fit go to a GPU.
-        self.offloads = bool(rpc) or any(device.kind in devices.GPUS for device in devices.local_devices())
+        self.offloads = bool(rpc) or any(map(native.ggml.ggml_backend_dev_by_type, devices.GPUS))
         self.placed = gpu_layers, tuple(rpc)  # placement of the layers
         self.sources = open_sources(path)  # all files of the model
         try:
@@ -97,9 +97,9 @@ class Model(AbstractContextManager["Model"]):
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
         native.guard(str(self.path))
-        with log.collected() as lines:
+        with native.collected_log() as lines:
             self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
-        native.interrupts.raise_kept()
+        native.raise_kept()
         if not self._handle:
             reason = next((line for line in lines if "error" in line.lower()), "llama.cpp gives no reason")
             for name, source in zip(names, self.sources, strict=True):

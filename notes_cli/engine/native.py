@@ -3,7 +3,7 @@
 `llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Both are in
 notes_cli/lib, which the build makes (native/CMakeLists.txt); a llama_cpp that is installed beside notes is neither used
 nor touched. Importing this module loads the library; a missing or foreign one is one EngineError that names the command
-to run. Exceptions in callbacks from C, where nothing can be raised, are kept in `interrupts`.
+to run. Exceptions in callbacks from C, where nothing can be raised, are kept for `raise_kept`.
 """
 
 from __future__ import annotations
@@ -30,63 +30,62 @@ KEPT = 50  # collected lines of the log at most, the latest
 _CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
 
 
-class Interrupts:
-    """Keeps exceptions that a signal handler raises in a function called from C, where nothing can be raised."""
-
-    def __init__(self) -> None:
-        self.kept: tuple[int, BaseException] | None = None  # (thread, exception)
-
-    def keep(self, error: BaseException) -> None:
-        self.kept = get_ident(), error
-
-    def raise_kept(self) -> None:
-        """Raise the exception kept for this thread, if any."""
-        if self.kept and self.kept[0] == get_ident():
-            error, self.kept = self.kept[1], None
-            raise error
-
-    @contextmanager
-    def caught(self) -> Iterator[None]:
-        """Also keep an exception raised before the first line of `_on_log`, which Python would print and drop. An
-        aborted computation is logged, so that the signal's handler runs there."""
-        before = sys.unraisablehook
-
-        def hook(args: sys.UnraisableHookArgs) -> None:
-            if args.object is _on_log and args.exc_value is not None:
-                self.keep(args.exc_value)
-            else:
-                before(args)
-
-        sys.unraisablehook = hook
-        try:
-            yield
-        finally:
-            sys.unraisablehook = before
+_kept: tuple[int, BaseException] | None = None  # thread and exception
+_log_output: Callable[[str], object] | None = None
+_collecting: list[tuple[int, deque[str]]] = []  # threads and the lines of the log that they collect
 
 
-class Log:
-    """llama.cpp's log, dropped unless `set_output` or `collected` takes it."""
-
-    def __init__(self) -> None:
-        self.shown: Callable[[str], object] | None = None
-        self.collecting: list[tuple[int, deque[str]]] = []  # (thread, lines)
-
-    def set_output(self, write: Callable[[str], object] | None) -> None:
-        """Pass all output to `write` as it arrives, in parts of lines; None drops it."""
-        self.shown = write
-
-    @contextmanager
-    def collected(self) -> Iterator[deque[str]]:
-        """Collect the last lines logged in this thread during the block, for an error message."""
-        entry: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
-        self.collecting.append(entry)
-        try:
-            yield entry[1]
-        finally:
-            self.collecting = [item for item in self.collecting if item is not entry]
+def _keep(error: BaseException) -> None:
+    """Keep an exception that a signal handler raises in a function called from C, where nothing can be raised."""
+    global _kept
+    _kept = get_ident(), error
 
 
-interrupts, log = Interrupts(), Log()
+def raise_kept() -> None:
+    """Raise the exception kept for this thread, if any."""
+    global _kept
+    if _kept and _kept[0] == get_ident():
+        error, _kept = _kept[1], None
+        raise error
+
+
+@contextmanager
+def keeping_errors() -> Iterator[None]:
+    """Also keep an exception raised before the first line of `_on_log`, which Python would print and drop. An aborted
+    computation is logged, so that the signal's handler runs there."""
+    before = sys.unraisablehook
+
+    def hook(args: sys.UnraisableHookArgs) -> None:
+        if args.object is _on_log and args.exc_value is not None:
+            _keep(args.exc_value)
+        else:
+            before(args)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def set_log_output(write: Callable[[str], object] | None) -> None:
+    """Pass llama.cpp's log to `write` as it arrives, in parts of lines; None drops it."""
+    global _log_output
+    _log_output = write
+
+
+@contextmanager
+def collected_log() -> Iterator[deque[str]]:
+    """Collect the last lines logged in this thread during the block, for an error message."""
+    global _collecting
+    entry: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
+    _collecting.append(entry)
+    try:
+        yield entry[1]
+    finally:
+        _collecting = [item for item in _collecting if item is not entry]
+
+
 _working: list[str] = []  # latest last
 
 
@@ -109,14 +108,14 @@ def guard(work: str, on: bool = True) -> None:
 def _on_log(_level: int, text: bytes, _data: object) -> None:
     try:
         part = text.decode(errors="replace")  # of a line
-        if log.shown:
-            log.shown(part)
+        if _log_output:
+            _log_output(part)
         if part.strip(" .\n"):
-            for thread, lines in log.collecting:
+            for thread, lines in _collecting:
                 if thread == get_ident():
                     lines.append(part.rstrip())
     except BaseException as error:
-        interrupts.keep(error)
+        _keep(error)
 
 
 def loading(on_progress: Callable[[float], object] | None) -> Any:
@@ -129,8 +128,8 @@ def loading(on_progress: Callable[[float], object] | None) -> Any:
             if on_progress:
                 on_progress(part)
         except KeyboardInterrupt as error:
-            interrupts.keep(error)
-        return interrupts.kept is None
+            _keep(error)
+        return _kept is None
 
     return step
 
@@ -242,6 +241,7 @@ def _load_backends() -> ctypes.CDLL:
     folder = LIBRARY_PATH.parent
     ggml = ctypes.CDLL(str(next(folder.glob("*notes-ggml.*"))))
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t  # not backends: that of other machines has none by itself
+    ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
     ggml.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
     ggml.ggml_backend_load_all_from_path.restype = None
     if not ggml.ggml_backend_dev_count():
@@ -476,8 +476,10 @@ def row_pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     return rows, len(layers)
 
 
-def file_layers(layers: Sequence[StoredLayer]) -> Any:
-    """Build the argument `layers` of notes_splice_file."""
+def splice_file(
+    layers: Sequence[StoredLayer], compute: Callable[..., object], *target: Any, first: int, base: int, count: int
+) -> None:
+    """Call notes_splice_file by `compute`, with the places of these layers in the file."""
     entries = (LayerPlaces * len(layers))()
     for entry, layer in zip(entries, layers, strict=True):
         places = []
@@ -485,4 +487,4 @@ def file_layers(layers: Sequence[StoredLayer]) -> Any:
             halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
             places.append(TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves))
         entry.layer, (entry.k, entry.v) = layer.layer, places
-    return entries
+    compute("notes_splice_file", *target, entries, len(layers), count, first, base)

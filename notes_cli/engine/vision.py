@@ -143,11 +143,11 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
         params.image_min_tokens, params.image_max_tokens = (limit or -1 for limit in self.limits)
         native.guard(str(path))
         try:
-            with native.log.collected() as lines:
+            with native.collected_log() as lines:
                 self._handle = self._mtmd.mtmd_init_from_file(os.fsencode(name), self.model.handle, params)
         finally:
             native.guard(str(path), on=False)
-        native.interrupts.raise_kept()
+        native.raise_kept()
         if not self._handle:
             raise self._load_error(list(lines))
         if self.source.changed:
@@ -207,7 +207,7 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
             stack.callback(mtmd.mtmd_input_chunks_free, chunks)
             part = mtmd.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
-            with native.log.collected() as lines:
+            with native.collected_log() as lines:
                 if mtmd.mtmd_tokenize_from_parts(self._handle, chunks, parts, 1, False):
                     why = _message(lines[-1]) if lines else "no reason given"
                     raise ImageError(f"{self.path} cannot be shown {picture.source} ({why})")
@@ -264,9 +264,9 @@ class VisionEncoder(AbstractContextManager["VisionEncoder"]):
 
     def _encode(self, picture: Picture, chunk: Any, count: int) -> Rows:
         mtmd = self._mtmd
-        with native.log.collected() as lines:
+        with native.collected_log() as lines:
             failed = mtmd.mtmd_encode_chunk(self._handle, chunk)
-        native.interrupts.raise_kept()
+        native.raise_kept()
         if failed:
             why = _message(lines[-1]) if lines else "no reason given"
             raise EngineError(f"{self.path} cannot look at {picture.source} ({why})")

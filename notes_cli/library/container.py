@@ -8,10 +8,9 @@ Names and folders are store.py's.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
@@ -23,7 +22,18 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from notes_cli.engine.gguf import STRING, UINT32, UINT64, Cursor, FormatError, Head, head_bytes, padded, read_head
+from notes_cli.engine.gguf import (
+    STRING,
+    UINT32,
+    UINT64,
+    Cursor,
+    FormatError,
+    Head,
+    head_bytes,
+    open_file,
+    padded,
+    read_head,
+)
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
@@ -40,7 +50,18 @@ from notes_cli.engine.segment import (
     values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library.metadata import FORMAT, KIND, Keys, Place, metadata, places
+from notes_cli.library.metadata import (
+    FORMAT,
+    KIND,
+    Keys,
+    Place,
+    heads_of,
+    metadata,
+    number_of,
+    places,
+    places_of,
+    segment_of,
+)
 from notes_cli.library.safe_files import lock_shared, replacing
 
 DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
@@ -108,15 +129,15 @@ def open_stored(path: Path) -> Segment:
     """Open a segment file whose K/V stay in the file, which is kept open: they are read and checked when a splice or a
     caller needs them, with the errors of open_segment. All else is checked now."""
     with _segment_errors(path):
-        file = _File(path)
-        lock_shared(file)
+        file = _SegmentFile(path)
+        lock_shared(file._open)
         return _read(path, file)
 
 
 def peek(path: Path) -> Segment:
     """Read a file without its K/V, which are neither checked nor there later, and without the bytes of its images.
     Errors as in open_segment."""
-    with _segment_errors(path), _File(path) as file:
+    with _segment_errors(path), closing(_SegmentFile(path)) as file:
         return _read(path, file, whole=False)
 
 
@@ -125,43 +146,42 @@ def checksum_of(path: Path) -> str:
     return peek(path).checksum
 
 
-class _File(io.FileIO):
-    """An open segment file, which is closed when nothing refers to it any more."""
+class _SegmentFile(Stored):
+    """An open segment file, closed when nothing refers to it any more; its K/V is read when needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._open = path, open_file(path)
+        super().__init__((), self._open)
 
     def array(self, name: str, place: StoredTensor) -> NDArray[Any]:
         """Read a tensor and verify its checksum; an absent one has no columns."""
         data = np.empty(place.end - place.offset, np.uint8)
         buffer, at = data.data, 0
-        self.seek(place.offset)
+        self._open.seek(place.offset)
         while at < len(data):
-            count = self.readinto(buffer[at : at + CHUNK])
+            count = self._open.readinto(buffer[at : at + CHUNK])  # type: ignore[attr-defined]  # unbuffered: it has it
             if not count:
                 raise FormatError(f"it ends within {name}: it was cut off while it was read")
             at += count
         return _tensor(name, place, data) if len(data) else np.empty(place.shape, place.dtype)
 
-    def __del__(self) -> None:
-        self.close()
-
-
-class _FileRows(Stored):
-    """The K/V of a segment file, read when needed."""
-
-    def __init__(self, path: Path, tensors: Sequence[StoredLayer], file: _File) -> None:
-        super().__init__(tensors, file)
-        self._path = path
-
     def read(self) -> tuple[LayerRows, ...]:
-        file: Any = self.file
         result = []
         with _segment_errors(self._path):
             for layer in self.tensors:
                 k, v = (f"blk.{layer.layer}.{name}" for name in NAMES[layer.part])
-                result.append(LayerRows(layer.layer, file.array(k, layer.k), file.array(v, layer.v), layer.part))
+                result.append(LayerRows(layer.layer, self.array(k, layer.k), self.array(v, layer.v), layer.part))
         return tuple(result)
 
     def refused(self, why: str, *, damaged: bool) -> SegmentError:
         return _damaged(self._path, why) if damaged else _unreadable(self._path, why)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_open"):  # it could be opened
+            self.close()
 
 
 # ---- writing
@@ -226,9 +246,9 @@ def _shape(name: str, tensor: NDArray[Any]) -> tuple[str, tuple[int, ...], int, 
 # ---- reading
 
 
-def _read(path: Path, file: _File, whole: bool = True) -> Segment:
+def _read(path: Path, file: _SegmentFile, whole: bool = True) -> Segment:
     """Read and check a file, but for its K/V; `whole`: with the bytes of its images."""
-    cursor = Cursor(file)
+    cursor = Cursor(file._open)
     head = read_head(cursor)
     values = _values(head)
     cursor.at = 0
@@ -244,19 +264,20 @@ def _read(path: Path, file: _File, whole: bool = True) -> Segment:
             if ids.dtype != np.int32 or ids.ndim != 1 or ids.min() < 0:
                 raise FormatError(f"{name} is not a list of token ids, or holds a negative token id")
         lists.append(ids)
-    keys = Keys(values)
-    segment = keys.segment(*lists)
+    keys = {key.removeprefix("notes."): value for key, value in values.items() if key.startswith("notes.")}
+    segment = segment_of(keys, *lists)
 
     axes, pictures = tensors.pop(AXES, None), tensors.pop(PICTURES, None)
-    found = keys.places(segment.text)
+    found = places_of(keys, segment.text)
     if pictures is not None and found and not whole:
         images = tuple(ImageFile(one.start, one.end, b"") for one in found)
     else:
         images = _pictures(None if pictures is None else file.array(PICTURES, pictures), found, segment)
     layers, carried = _layers(tensors, segment)
+    file.tensors = tuple(layers)
     return replace(
         segment,
-        layers=_FileRows(path, layers, file),
+        layers=file,
         pictures=images,
         axes=_axes(None if axes is None else file.array(AXES, axes), segment),
         carry=_carry(path, file, carried, keys, segment) if carried else None,
@@ -268,13 +289,13 @@ def _read(path: Path, file: _File, whole: bool = True) -> Segment:
 
 def _values(head: Head) -> dict[str, str | int]:
     """Return the values of a segment's head; raise _NewerError or _OtherKindError for other files."""
-    values = {key: entry.value for key, entry in head.values.items()}
+    values = head.values
     version = values.get("notes.format")
     if isinstance(version, int) and version > FORMAT:
         raise _NewerError(version)
     if values.get("general.architecture") != "notes":
         raise _OtherKindError
-    for key, (kind, _, _) in head.values.items():
+    for key, kind in head.kinds.items():
         if kind not in (STRING, UINT32, UINT64):
             raise FormatError(f"{key[:40]!r} is of type {kind}, which segments do not have")
     if (version, values.get("notes.kind")) != (FORMAT, KIND):
@@ -286,7 +307,7 @@ def _head_sum(data: bytes, head: Head, values: Mapping[str, str | int]) -> str:
     """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
     if not CHECKSUM.fullmatch(str(values.get(HEAD_SUM))):
         raise FormatError("it has no checksum")
-    at = head.values[HEAD_SUM].offset + 8
+    at = head.offsets[HEAD_SUM] + 8
     return str(xxhash.xxh3_128(data[:at] + NO_DIGEST.encode() + data[at + len(NO_DIGEST) :]).hexdigest())
 
 
@@ -454,10 +475,10 @@ def _layers(
 
 
 def _carry(
-    path: Path, file: _File, carried: Mapping[int, Mapping[str, StoredTensor]], keys: Keys, segment: Segment
+    path: Path, file: _SegmentFile, carried: Mapping[int, Mapping[str, StoredTensor]], keys: Keys, segment: Segment
 ) -> Carry:
     """Return the transitions of recurrent state, which are read and checked at the first use."""
-    seam, tail, heads = keys.number("carry.seam"), keys.number("carry.tail"), keys.heads()
+    seam, tail, heads = number_of(keys, "carry.seam"), number_of(keys, "carry.tail"), heads_of(keys)
     if seam is None or tail is None or seam + tail >= len(segment):
         raise FormatError("notes.carry does not fit its tokens")
 

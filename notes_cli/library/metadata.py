@@ -28,6 +28,7 @@ from notes_cli.engine.segment import (
 
 FORMAT = 1
 KIND = "segment"
+OPTIONAL = {"kv": "f16", "source": "", "projector": "", "backend": ""}  # texts that may be left out, and their values
 POSITIONS = (1 << 31) - 1  # limit of llama.cpp's positions
 T = TypeVar("T")
 
@@ -87,117 +88,109 @@ def places(pictures: Iterable[ImageFile]) -> tuple[list[Place], bytes]:
     return result, b"".join(offsets)
 
 
-class Keys:
-    """The keys of a file, without `notes.`. Every method raises FormatError for what is missing or does not fit."""
+Keys = Mapping[str, str | int]  # of a file, without `notes.`; functions that read them raise FormatError
 
-    def __init__(self, values: Mapping[str, str | int]) -> None:
-        self._values = {key.removeprefix("notes."): value for key, value in values.items() if key.startswith("notes.")}
 
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._values.get(key, default)
-        if not isinstance(value, str):
-            raise FormatError(f"notes.{key} is missing")
-        return value
+def text_of(keys: Keys, key: str, default: str | None = None) -> str:
+    value = keys.get(key, default)
+    if not isinstance(value, str):
+        raise FormatError(f"notes.{key} is missing")
+    return value
 
-    def number(self, key: str) -> int | None:
-        value = self._values.get(key)
-        if isinstance(value, str):
-            raise FormatError(f"notes.{key} does not fit")
-        return value
 
-    def json(self, key: str, read: Callable[[Any], T], default: T) -> T:
-        """Return a value that is JSON, converted by `read`, which may fail for JSON of another shape."""
-        if key not in self._values:
-            return default
-        try:
-            return read(json.loads(str(self._values[key])))
-        except FormatError:
-            raise
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise FormatError(f"notes.{key} cannot be read") from error
+def number_of(keys: Keys, key: str) -> int | None:
+    value = keys.get(key)
+    if isinstance(value, str):
+        raise FormatError(f"notes.{key} does not fit")
+    return value
 
-    def records(self, key: str, kind: type[T]) -> tuple[T, ...]:
-        """Return a list of records of numbers and texts."""
-        return self.json(key, lambda data: tuple(record(kind, entry) for entry in data), ())
 
-    def numbers(self, key: str) -> tuple[int, ...]:
-        return self.json(key, lambda data: tuple(map(_whole, data)), ())
+def _json_of(keys: Keys, key: str, read: Callable[[Any], T], default: T) -> T:
+    """Return a value that is JSON, converted by `read`, which may fail for JSON of another shape."""
+    if key not in keys:
+        return default
+    try:
+        return read(json.loads(str(keys[key])))
+    except FormatError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise FormatError(f"notes.{key} cannot be read") from error
 
-    def segment(self, tokens: Tokens, context: Tokens) -> Segment:
-        """Return the segment, without what its tensors hold."""
-        n, base, first = len(tokens), self.number("base"), self.number("first")
-        _check(n > 0, "it has no tokens")
-        _check(base is not None, "notes.base is missing")
-        assert base is not None
-        _check(base + n <= POSITIONS, f"notes.base is {base}, which is not the position of a token")
-        _check(first is None or (first == 0 and len(context) == base), "notes.first does not fit")
-        text, kv = self.text("text"), self.text("kv", "f16")
-        _check(kv in STORED_TYPES, f"notes.kv is {kv[:40]!r}, which is not known")
-        self.text("fields")
-        fields, media = self.records("fields", FieldSpan), self.records("media", Media)
-        _check(all(_fits(span, text, n) for span in fields), "its fields do not fit its text")
-        blocks, batches = self.numbers("blocks"), self.records("batches", MicroBatches)
-        if "blocks" in self._values:
-            right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
-            _check(first is None and right, "its blocks do not fit its tokens")
-        moves = self.numbers("moves") if "moves" in self._values else (0,) * len(blocks)
-        _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
-        if "media" in self._values:
-            right = bool(media) and all(image.last <= after.first for image, after in pairwise(media))
-            _check(right and all(_shows(image, n) for image in media), "its images do not fit its tokens")
-        if "batches" in self._values:
-            right = all(min(batch) > 0 and max(batch) < POSITIONS for batch in batches)
-            right = right and sum(batch.rows for batch in batches) == len(context) + n
-            _check(right, "notes.batches does not fit its tokens")
-        stamp = self.numbers("source.stamp")
-        _check(len(stamp) in (0, 3, 4), "notes.source.stamp holds neither three numbers nor four")
-        prefill = self.json("prefill", lambda data: record(Prefill, data), None)
-        if prefill is not None:
-            right = all(0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
-            right = right and 0 <= prefill.seconds < 1e9
-            _check(right, "notes.prefill does not hold seconds, tokens and threads")
-        return Segment(
-            name=self.text("name"),
-            description=self.text("description"),
-            text=text,
-            tokens=tokens,
-            base=base,
-            context=context,
-            fields=fields,
-            identity=Identity(**{part.name: self.text(f"identity.{part.name}") for part in fields_of(Identity)}),
-            layers=(),
-            prefix_only=first is not None,
-            blocks=blocks,
-            moves=moves,
-            source=self.text("source", ""),
-            tools=bool(self.number("tools")),
-            stamp=stamp,
-            kv=kv,
-            media=media,
-            projector=self.text("projector", ""),
-            prefill=prefill,
-            backend=self.text("backend", ""),
-            batches=batches,
-            created=self.text("created"),
-            writer=self.text("writer"),
-        )
 
-    def heads(self) -> dict[int, int]:
-        """Return the rows of the matrix of each head, by layer whose transition is a matrix."""
-        sizes = self.json("carry.heads", lambda data: {int(layer): _whole(size) for layer, size in data.items()}, None)
-        _check(sizes is not None, "notes.carry does not fit its tokens")
-        assert sizes is not None
-        right = all(0 < size < POSITIONS for size in sizes.values())
-        _check(right, "notes.carry.heads does not hold the sizes of heads")
-        return sizes
+def _records_of(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
+    """Return a list of records of numbers and texts."""
+    return _json_of(keys, key, lambda data: tuple(record(kind, entry) for entry in data), ())
 
-    def places(self, text: str) -> tuple[Place, ...]:
-        """Return the places of the images."""
-        found = self.records("pictures.places", Place)
-        right = all(0 <= one.start < one.end <= len(text) and one.byte >= 0 and one.size > 0 for one in found)
-        right = right and all(one.end <= after.start for one, after in pairwise(found))
-        _check(right, "notes.pictures.places does not fit its text")
-        return found
+
+def _numbers_of(keys: Keys, key: str) -> tuple[int, ...]:
+    return _json_of(keys, key, lambda data: tuple(map(_whole, data)), ())
+
+
+def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
+    """Return the segment, without what its tensors hold."""
+    n, base, first = len(tokens), number_of(keys, "base"), number_of(keys, "first")
+    _check(n > 0, "it has no tokens")
+    _check(base is not None, "notes.base is missing")
+    assert base is not None
+    _check(base + n <= POSITIONS, f"notes.base is {base}, which is not the position of a token")
+    _check(first is None or (first == 0 and len(context) == base), "notes.first does not fit")
+    texts = {key: text_of(keys, key) for key in ("name", "description", "text", "created", "writer")}
+    texts |= {key: text_of(keys, key, default) for key, default in OPTIONAL.items()}
+    _check(texts["kv"] in STORED_TYPES, f"notes.kv is {texts['kv'][:40]!r}, which is not known")
+    text_of(keys, "fields")
+    fields, media = _records_of(keys, "fields", FieldSpan), _records_of(keys, "media", Media)
+    _check(all(_fits(span, texts["text"], n) for span in fields), "its fields do not fit its text")
+    blocks, batches = _numbers_of(keys, "blocks"), _records_of(keys, "batches", MicroBatches)
+    if "blocks" in keys:
+        right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
+        _check(first is None and right, "its blocks do not fit its tokens")
+    moves = _numbers_of(keys, "moves") if "moves" in keys else (0,) * len(blocks)
+    _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
+    if "media" in keys:
+        right = bool(media) and all(image.last <= after.first for image, after in pairwise(media))
+        _check(right and all(_shows(image, n) for image in media), "its images do not fit its tokens")
+    if "batches" in keys:
+        right = all(min(batch) > 0 and max(batch) < POSITIONS for batch in batches)
+        right = right and sum(batch.rows for batch in batches) == len(context) + n
+        _check(right, "notes.batches does not fit its tokens")
+    stamp = _numbers_of(keys, "source.stamp")
+    _check(len(stamp) in (0, 3, 4), "notes.source.stamp holds neither three numbers nor four")
+    prefill = _json_of(keys, "prefill", lambda data: record(Prefill, data), None)
+    if prefill is not None:
+        right = all(0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
+        right = right and 0 <= prefill.seconds < 1e9
+        _check(right, "notes.prefill does not hold seconds, tokens and threads")
+    identity = Identity(**{part.name: text_of(keys, f"identity.{part.name}") for part in fields_of(Identity)})
+    parts: dict[str, Any] = {
+        **texts,
+        "fields": fields,
+        "media": media,
+        "blocks": blocks,
+        "moves": moves,
+        "batches": batches,
+    }
+    parts |= {"batches": batches, "stamp": stamp, "prefill": prefill, "prefix_only": first is not None, "layers": ()}
+    tools = bool(number_of(keys, "tools"))
+    return Segment(tokens=tokens, base=base, context=context, identity=identity, tools=tools, **parts)
+
+
+def heads_of(keys: Keys) -> dict[int, int]:
+    """Return the rows of the matrix of each head, by layer whose transition is a matrix."""
+    sizes = _json_of(keys, "carry.heads", lambda data: {int(layer): _whole(size) for layer, size in data.items()}, None)
+    _check(sizes is not None, "notes.carry does not fit its tokens")
+    assert sizes is not None
+    right = all(0 < size < POSITIONS for size in sizes.values())
+    _check(right, "notes.carry.heads does not hold the sizes of heads")
+    return sizes
+
+
+def places_of(keys: Keys, text: str) -> tuple[Place, ...]:
+    """Return the places of the images."""
+    found = _records_of(keys, "pictures.places", Place)
+    right = all(0 <= one.start < one.end <= len(text) and one.byte >= 0 and one.size > 0 for one in found)
+    right = right and all(one.end <= after.start for one, after in pairwise(found))
+    _check(right, "notes.pictures.places does not fit its text")
+    return found
 
 
 def record(kind: type[T], data: Any) -> T:

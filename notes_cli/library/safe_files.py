@@ -274,12 +274,12 @@ _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 class Memory(Generic[T]):
     """A JSON file that caches entries by key."""
 
-    def __init__(self, path: Path, capacity: int, read: Callable[[Any], T], write: Callable[[T], object]) -> None:
+    def __init__(self, path: Path, capacity: int, read: Callable[[Any], T]) -> None:
         """Keep the `capacity` latest entries. `read` converts JSON to an entry, or raises a Python error for another
-        shape; `write` does the reverse."""
+        shape."""
         self.path = path
         self._capacity = capacity
-        self._read, self._write = read, write
+        self._read = read
 
     def load(self) -> dict[str, T]:
         """Return the valid entries, the latest last; none if the file is damaged. Raises NotesError if another user may
@@ -295,7 +295,7 @@ class Memory(Generic[T]):
     def add(self, new: Mapping[str, T]) -> None:
         """Add entries, if the file can be written. Raises NotesError as `load` does."""
         entries = {key: entry for key, entry in self.load().items() if key not in new} | {**new}
-        data = {key: self._write(entry) for key, entry in [*entries.items()][-self._capacity :]}
+        data = dict([*entries.items()][-self._capacity :])
         with contextlib.suppress(OSError), replacing(self.path) as temporary:
             temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
@@ -352,7 +352,7 @@ def _hash_file(file: BinaryIO, progress: Progress | None) -> str:
 
 
 def _digests(path: Path) -> Memory[list[int | str]]:
-    return Memory(path, DIGESTS, _check_digest, list)
+    return Memory(path, DIGESTS, _check_digest)
 
 
 def _check_digest(entry: list[int | str]) -> list[int | str]:

@@ -58,7 +58,7 @@ def fields_in(path: Path) -> dict[str, str]:
     """Return the value of each field of a segment, by name, unchecked, for completion; {} for any other file."""
     try:
         with open_file(path) as file:
-            spans = json.loads(str(read_head(Cursor(file)).values["notes.fields"].value))
+            spans = json.loads(str(read_head(Cursor(file)).values["notes.fields"]))
         return {str(span["name"]): str(span["value"]) for span in spans}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}

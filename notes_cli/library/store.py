@@ -79,8 +79,9 @@ class Store(Protocol):
     def path(self, name: str, identity: Identity) -> Path:
         """Return the file of that name for that identity, also if it does not exist."""
 
-    def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """Return the existing file. Raises SegmentError, with the differences of the nearest file and `remedy`."""
+    def find(self, name: str, identity: Identity, remedy: Callable[[], Remedy] | None = None) -> Path:
+        """Return the existing file. Raises SegmentError, with the differences of the nearest file, and what
+        `remedy` makes."""
 
     def compiling(
         self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
@@ -119,9 +120,9 @@ class Library:
         """List the files of the library, or of one name, by name; an unreadable one with its problem."""
         return [_entry(known, path) for known, path in segment_files(self.folder) if name in (None, known)]
 
-    def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """Return the file of that name for that identity. Raises SegmentError, with the differences of the nearest file
-        and `remedy`."""
+    def find(self, name: str, identity: Identity, remedy: Callable[[], Remedy] | None = None) -> Path:
+        """Return the file of that name for that identity. Raises SegmentError, with the differences of the nearest
+        file, and what `remedy` makes."""
         path = self.path(name, identity)
         if path.is_file():
             return path
@@ -132,8 +133,8 @@ class Library:
         candidates = [info.identity.differences(identity) for info in infos]
         nearest = min((differences for differences in candidates if differences), key=len, default=None)
         if nearest is None:
-            raise entries[0].problem or SegmentError(f"{entries[0].path} was renamed", remedy)
-        raise SegmentError(f"{name} was {'; '.join(nearest)}", remedy)
+            raise entries[0].problem or SegmentError(f"{entries[0].path} was renamed", remedy and remedy())
+        raise SegmentError(f"{name} was {'; '.join(nearest)}", remedy and remedy())
 
     def latest(self, word: str) -> Segment:
         """Return the metadata of a segment file, or of the newest file of a name. Raises NotesError if it is neither,

@@ -171,7 +171,7 @@ def _limit(workspace: Workspace, wanted: Benching, count: int, folder: Path) -> 
     copy of the K/V, disk for its file."""
     size, rows = count + wanted.around, _row_bytes(workspace, "f16") * count
     options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, size))
-    needed = limits.estimate_memory(workspace.model, options).total + rows
+    needed = limits.context_bytes(workspace.model, options) + rows
     memory, disk = limits.available_memory(), shutil.disk_usage(folder).free
     if workspace.longest is not None and size > workspace.longest:
         trained = f"the {workspace.longest:,} that {workspace.model.name} was trained for"

@@ -208,16 +208,19 @@ def generate_task(
     """Reason after a decoded prompt if requested, then decide or generate, with an event for each new text. The
     sequence then ends with the answer, unless that is a choice. `index`: of the answer."""
     request, prompt, settings = prepared.request, prepared.prompt, prepared.settings
-    recorder = TokenRecorder(workspace.model, request.likely)
+    recorder = None if request.likely is None else TokenRecorder(workspace.model, request.likely)
     talk = request.conversation
     form = call_format(workspace, request, talk) if talk and talk.tools else None
     calls = form and _call_stream(form, request)
     first: list[float] = []
 
+    def tokens() -> tuple[Token, ...]:
+        return recorder.take() if recorder else ()
+
     def on_text(text: str) -> None:
         if text := calls.feed(text) if calls else text:
             first.append(time.perf_counter())
-            callbacks.on_event(Text(text, index, tokens=recorder.take()))
+            callbacks.on_event(Text(text, index, tokens=tokens()))
 
     def on_reasoning(text: str) -> None:
         callbacks.on_event(Text(text, index, reasoning=True))
@@ -228,7 +231,7 @@ def generate_task(
         place = calls.call_position if calls else -1
         if place >= 0:
             calls = _call_stream(None, request)
-            recorder.take()
+            tokens()
         return place
 
     generator = ReplyGenerator(
@@ -236,7 +239,7 @@ def generate_task(
         on_text=on_text,
         on_reasoning=on_reasoning,
         stops=request.stops,
-        on_token=recorder.chosen,
+        on_token=recorder.chosen if recorder else None,
         grammar=prepared.grammar,
         calls=_allowed_calls(form, request) if form and not request.must_call else None,
         opened=not (talk and talk.tools),
@@ -260,7 +263,7 @@ def generate_task(
     if calls:
         rest, found = calls.end(cut=reply.stopped != "end")
         if rest:
-            callbacks.on_event(Text(rest, index, tokens=recorder.take()))
+            callbacks.on_event(Text(rest, index, tokens=tokens()))
     return Answer(
         reply.text,
         reply.tokens,
@@ -279,7 +282,7 @@ def generate_task(
         index=index,
         calls=found,
         stop=reply.stop,
-        rest=recorder.take(),
+        rest=tokens(),
     )
 
 
@@ -308,15 +311,13 @@ def _call_stream(form: ToolCallFormat | None, request: Request) -> ToolCallStrea
 
 @dataclass(slots=True)
 class TokenRecorder:
-    """Collects the tokens of an answer between two texts, with `likely` alternatives each; None: collects nothing."""
+    """Collects the tokens of an answer between two texts, with `likely` alternatives each."""
 
     model: Model
-    likely: int | None
+    likely: int
     new: list[Token] = field(default_factory=list)
 
     def chosen(self, token: int, logits: Logits) -> None:
-        if self.likely is None:
-            return
         scores = log_softmax(logits)
         best = np.argsort(-scores)[: self.likely]
         likely = tuple((*self._text(int(candidate)), float(scores[candidate])) for candidate in best)

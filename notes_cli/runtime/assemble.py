@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ from notes_cli.text.names import name_of
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Context
-    from notes_cli.engine.vision import ImageEmbeddings
     from notes_cli.runtime.token_runs import PlacedRun
 
 APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
@@ -70,7 +69,8 @@ def assemble_task(
             workspace.check(segment)
 
     start = 0 if begun is None else len(begun)
-    place = SegmentPlacer(prompt.seam, rotate, prompt.strict, prompt.exact, partial(workspace.encode_images, dry=dry))
+    how: dict[str, Any] = {"seam": prompt.seam, "rotate": rotate, "strict": prompt.strict, "exact": prompt.exact}
+    how["dry"] = dry
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
         present, last = start, len(prompt.chunks) - 1
@@ -97,9 +97,9 @@ def assemble_task(
             elif not splice or chunk.name in prompt.decoded:
                 sequence.append_skill(ids, chunk.kind, chunk.name, Reason.NOT_SPLICED, present=skipped)
             elif changed and prompt.method.edits_rows:
-                amend(sequence, segment, changed, prompt.method, place)
+                amend(sequence, segment, changed, prompt.method, partial(place_segment, workspace, **how))
             else:
-                yield from place.task(sequence, segment)
+                yield from place_segment_task(workspace, sequence, segment, **how)
     except BaseException:
         sequence.close()
         raise
@@ -176,53 +176,53 @@ def _spliced_pieces(pieces: Sequence[Piece], name: str) -> list[Piece]:
     return left + [piece for piece in all_spliced if piece.kind == "splice" and piece.name == name]
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentPlacer:
-    """Appends a segment to a sequence by the best valid way: restored, spliced, or decoded with the reason recorded.
+def place_segment(workspace: Workspace, sequence: KVSequence, segment: Segment, **how: Any) -> None:
+    """As `place_segment_task`, at once."""
+    run(place_segment_task(workspace, sequence, segment, **how))
+
+
+def place_segment_task(
+    workspace: Workspace,
+    sequence: KVSequence,
+    segment: Segment,
+    *,
+    seam: int,
+    rotate: bool = True,
+    strict: bool = False,
+    exact: bool = False,
+    dry: bool = False,
+) -> Task[None]:
+    """Append a segment to a sequence by the best valid way: restored, spliced, or decoded with the reason recorded.
     `strict`: raise UnsupportedError instead of decoding. `exact`: decode it also where its K/V would differ from a
-    prefill's. `encode_images` encodes a segment's images again."""
-
-    seam: int
-    rotate: bool = True
-    strict: bool = False
-    exact: bool = False
-    encode_images: Callable[[Segment], ImageEmbeddings] | None = None
-
-    def __call__(self, sequence: KVSequence, segment: Segment) -> None:
-        run(self.task(sequence, segment))
-
-    def task(self, sequence: KVSequence, segment: Segment) -> Task[None]:
-        """As `__call__`, as a task of a loop."""
-        same_left = np.array_equal(sequence.tokens, segment.context)
-        context = sequence.context
-        inexact = _inexact(context, segment, same_left) if self.exact else None
-        decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be decoded
-        if inexact:
-            refusal: str | None = inexact
-        elif segment.prefix_only and same_left:
-            sequence.restore(segment)
-            return
-        elif segment.prefix_only:
-            reason = _carry_refusal(sequence, segment)
-            refusal = f"{_OTHER_LEFT}; {reason}" if reason else None
-        else:
-            refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
-        if refusal is None and segment.carry:
-            yield from sequence.carry_task(segment, rotate=self.rotate)
-        elif refusal is None:
-            yield from sequence.splice_task(segment, seam=0 if same_left else self.seam, rotate=self.rotate)
-        elif self.strict:
-            raise UnsupportedError(
-                f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
-            )
-        elif segment.media:
-            if self.encode_images is None:
-                raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
-            while sequence.pending and not sequence.dry:
-                yield [sequence]
-            sequence.append_image(self.encode_images(segment), "splice", segment.name, decoded, refusal)
-        else:
-            sequence.append_skill(segment.tokens, "splice", segment.name, decoded, refusal)
+    prefill's."""
+    same_left = np.array_equal(sequence.tokens, segment.context)
+    context = sequence.context
+    inexact = _inexact(context, segment, same_left) if exact else None
+    decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be decoded
+    if inexact:
+        refusal: str | None = inexact
+    elif segment.prefix_only and same_left:
+        sequence.restore(segment)
+        return
+    elif segment.prefix_only:
+        reason = _carry_refusal(sequence, segment)
+        refusal = f"{_OTHER_LEFT}; {reason}" if reason else None
+    else:
+        refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
+    if refusal is None and segment.carry:
+        yield from sequence.carry_task(segment, rotate=rotate)
+    elif refusal is None:
+        yield from sequence.splice_task(segment, seam=0 if same_left else seam, rotate=rotate)
+    elif strict:
+        raise UnsupportedError(
+            f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
+        )
+    elif segment.media:
+        while sequence.pending and not sequence.dry:
+            yield [sequence]
+        sequence.append_image(workspace.encode_images(segment, dry=dry), "splice", segment.name, decoded, refusal)
+    else:
+        sequence.append_skill(segment.tokens, "splice", segment.name, decoded, refusal)
 
 
 def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:

@@ -23,7 +23,7 @@ from notes_cli.engine.sampler import Constraint, Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task, TokenGenerator, run
 from notes_cli.errors import ContextLengthError, Help, NotesError, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning
+from notes_cli.text.reasoning import LeadingMark, Reasoning, TextStream
 
 if TYPE_CHECKING:
     from notes_cli.text.tools import Calls
@@ -68,21 +68,6 @@ def ignore_text(text: str) -> None:
     """Ignore the text."""
 
 
-class _TextStream:
-    """Accumulates a text and passes it on as it arrives."""
-
-    def __init__(self, say: Say, *, strip: bool = True) -> None:
-        """`strip`: without leading blanks."""
-        self.text = ""
-        self._say, self._strip = say, strip
-
-    def add(self, text: str) -> None:
-        text = text.lstrip() if self._strip and not self.text else text
-        self.text += text
-        if text:
-            self._say(text)
-
-
 @dataclass(frozen=True, slots=True)
 class ReplyGenerator:
     """Settings and callbacks of one reply. `max_tokens`, `max_think`: of the answer, and of the reasoning. `on_text`
@@ -119,17 +104,17 @@ class ReplyGenerator:
         EngineError without capacity for reasoning and its end."""
         reasoning, start = self._reasoning, len(sequence)
         reasoning = reasoning.calling if self.calls else reasoning
-        stream, until = _TextStream(self.on_reasoning), MarkSplitter(reasoning.close)
+        stream = TextStream(self.on_reasoning, reasoning.close, strip=True)
 
         def on_text(text: str) -> bool:
-            stream.add(until.feed(text))
-            return until.found
+            stream.add(text)
+            return bool(stream.found)
 
         limit = 0 if on_text(begun) else _reasoning_limit(sequence, self.max_think, self.max_tokens)
         yield from self._generate(sequence, limit, on_text, keep=ANSWER_RESERVE)
-        stream.add(until.flush())
+        stream.end()
         count = len(sequence) - start
-        finished = until.found or sequence.stopped == "end"
+        finished = bool(stream.found) or sequence.stopped == "end"
         within_context = sequence.stopped != "context" and limit == self.max_think
         if count:
             sequence.pieces[-1] = replace(sequence.pieces[-1], reason=Reason.THOUGHT)
@@ -138,13 +123,13 @@ class ReplyGenerator:
             finished |= reasoning.found(stream.text) is not None
             answer = yield from self._conclude(sequence, stream)
         else:
-            missing, rest = _closing_text(reasoning, until)
+            missing, rest = _closing_text(reasoning, stream)
             closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
             sequence.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
         stopped: Stopped = "end" if finished else "length" if within_context else "context"
         return ReasoningTrace(stream.text.strip(), len(sequence) - start, finished, answer, rest, stopped)
 
-    def _conclude(self, sequence: KVSequence, stream: _TextStream) -> Task[str]:
+    def _conclude(self, sequence: KVSequence, stream: TextStream) -> Task[str]:
         """Return the answer at the end of the reasoning, generating it if the reasoning was truncated; empty if there
         is none."""
         reasoning = self._reasoning
@@ -171,23 +156,22 @@ class ReplyGenerator:
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an unconstrained answer."""
         reasoning, start = self._reasoning, len(sequence)
-        stream = _TextStream(self.on_text, strip=not self.prefilled)
-        begins = LeadingMark("" if thought or self.prefilled else reasoning.open)
-        end = MarkSplitter(reasoning.end, self.stops)
+        stream = TextStream(self.on_text, reasoning.end, self.stops, strip=not self.prefilled)
+        begins = LeadingMark(reasoning.open) if reasoning.open and not (thought or self.prefilled) else None
         places: list[tuple[int, int]] = []  # of tokens: in the text and in the sequence
         cut = -1  # place in the text
 
         def on_text(text: str) -> bool:
             nonlocal cut
             places.append((len(stream.text), len(sequence) - 1))
-            stream.add(end.feed(begins.feed(text)))
+            stream.add(begins.feed(text) if begins else text)
             cut = self.call_begins() if self.call_begins else -1
-            return begins.found or end.found or cut >= 0
+            return bool(begins and begins.found) or bool(stream.found) or cut >= 0
 
-        stream.add(end.feed(thought.rest if thought else ""))
+        stream.add(thought.rest if thought else "")
         marks = self.calls.form.marks if self.calls else ""
         yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, marks=marks)
-        if begins.found:
+        if begins and begins.found:
             thought = yield from self.reason(sequence, begun=begins.rest)
             return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
         if cut >= 0:
@@ -196,26 +180,30 @@ class ReplyGenerator:
             calling = replace(self, grammar=self.call_grammar, max_tokens=left)
             reply = yield from calling._generate_constrained(sequence, thought)
             return replace(reply, tokens=len(sequence) - start)
-        stream.add(end.feed(begins.flush()))
-        stream.add(end.flush())
-        stopped: Stopped = "end" if end.found else sequence.stopped
-        return Reply(stream.text.strip(), len(sequence) - start, thought, stopped, self._stop(end))
+        if begins:
+            stream.add(begins.flush())
+        stream.end()
+        return self._reply(sequence, stream, start, thought, stream.text.strip())
 
-    def _stop(self, end: MarkSplitter) -> str:
-        """Return the stop sequence that was found, if any."""
-        return end.mark if end.mark in self.stops else ""
+    def _reply(
+        self, sequence: KVSequence, stream: TextStream, start: int, thought: ReasoningTrace | None, text: str
+    ) -> Reply:
+        """Return the reply that began at token `start`, of a stream that has ended."""
+        stopped: Stopped = "end" if stream.found else sequence.stopped
+        stop = stream.found if stream.found in self.stops else ""
+        return Reply(text, len(sequence) - start, thought, stopped, stop)
 
     def _answer_in_reasoning(self, answer: str, thought: ReasoningTrace) -> Reply:
         """Return an answer from the reasoning, truncated to the limits."""
-        model, end = self.workspace.model, MarkSplitter("", self.stops)
+        model, stream = self.workspace.model, TextStream(self.on_text, "", self.stops)
         tokens = model.tokenize(answer)
         whole = len(tokens) <= self.max_tokens
         if not whole:
             answer = b"".join(map(model.token_bytes, tokens[: self.max_tokens].tolist())).decode(errors="ignore")
-        text = end.feed(answer) + end.flush()
-        if text:
-            self.on_text(text)
-        return Reply(text, 0, thought, "end" if end.found or whole else "length", self._stop(end))
+        stream.add(answer)
+        stream.end()
+        stopped: Stopped = "end" if stream.found or whole else "length"
+        return Reply(stream.text, 0, thought, stopped, stream.found)
 
     def _generate_formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate tool calls, if allowed, or a constrained answer."""
@@ -262,17 +250,16 @@ class ReplyGenerator:
     def _generate_calls(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
         """Generate while the text may be tool calls; None, with all of it removed, if it is none. Raises
         UnsupportedError where the model cannot be rolled back."""
-        start, answer, end = len(sequence), "", MarkSplitter(self._reasoning.end, self.stops)
+        start, stream = len(sequence), TextStream(ignore_text, self._reasoning.end, self.stops)
 
         def on_text(text: str) -> bool:
-            nonlocal answer
-            answer += end.feed(text)
-            return end.found or not calls.may_be(answer)
+            stream.add(text)
+            return bool(stream.found) or not calls.may_be(stream.text)
 
         yield from self._generate(sequence, self.max_tokens, on_text, marks=calls.form.marks)
-        answer += end.flush()
-        stopped: Stopped = "end" if end.found else sequence.stopped
-        if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
+        stream.end()
+        answer, ended = stream.text, bool(stream.found) or sequence.stopped == "end"
+        if not calls.may_be(answer) or (ended and not calls.are(answer)):
             if self.workspace.model.recurrent and len(sequence) > start:
                 text_ = "this model cannot take back what was no call: send tools, or a form of the answer"
                 raise UnsupportedError(text_)
@@ -280,20 +267,19 @@ class ReplyGenerator:
             return None
         if answer:
             self.on_text(answer)
-        return Reply(answer.strip(), len(sequence) - start, thought, stopped, self._stop(end))
+        return self._reply(sequence, stream, start, thought, answer.strip())
 
     def _generate_constrained(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an answer constrained by the grammar."""
-        start, stream, end = len(sequence), _TextStream(self.on_text, strip=False), MarkSplitter("", self.stops)
+        start, stream = len(sequence), TextStream(self.on_text, "", self.stops)
 
         def on_text(text: str) -> bool:
-            stream.add(end.feed(text))
-            return end.found
+            stream.add(text)
+            return bool(stream.found)
 
         yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, grammar=self.grammar)
-        stream.add(end.flush())
-        stopped: Stopped = "end" if end.found else sequence.stopped
-        return Reply(stream.text, len(sequence) - start, thought, stopped, self._stop(end))
+        stream.end()
+        return self._reply(sequence, stream, start, thought, stream.text)
 
     def _generate(
         self,
@@ -344,7 +330,7 @@ def _reasoning_limit(sequence: KVSequence, limit: int, answer: int) -> int:
     return min(limit, size - start - ANSWER_RESERVE)
 
 
-def _closing_text(reasoning: Reasoning, until: MarkSplitter) -> tuple[str, str]:
+def _closing_text(reasoning: Reasoning, until: TextStream) -> tuple[str, str]:
     """Return the text to append after the reasoning to start the answer, and the part of the answer that is present."""
     if not until.found:
         return reasoning.closing, ""

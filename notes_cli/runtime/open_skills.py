@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from notes_cli.engine.segment import Segment
@@ -76,7 +77,7 @@ def _open(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image
         return open_skill(workspace, skill, reference, say, watch, dry=dry)
     if target.path is not None:
         return workspace.open(target.path)
-    path = workspace.library.find(target.name, workspace.identity, workspace.compile_again(target.name))
+    path = workspace.library.find(target.name, workspace.identity, partial(workspace.compile_again, target.name))
     segment = workspace.open(path, target.name)
     warn_edited(workspace, segment, say)
     return segment

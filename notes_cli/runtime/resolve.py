@@ -340,7 +340,7 @@ def defaults(workspace: Workspace) -> Defaults:
         why = f"{method}: the default of this model in config.yaml"
     else:
         method, why = FIELD_ERRATUM, f"{FIELD_ERRATUM}: the default"
-    wording, seam = saved.get("wording", shipped_wordings().default), int(saved.get("seam", DEFAULT_SEAM))
+    wording, seam = saved.get("wording", shipped_wordings()["default"]), int(saved.get("seam", DEFAULT_SEAM))
     word(Erratum("", "", ""), wording)  # raises for an unknown one
     return Defaults(method, wording, seam, saved.get("place", DEFAULT_PLACE), why)
 

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -107,10 +107,8 @@ class Workspace(AbstractContextManager["Workspace"]):
         self._projector, self._image_tokens = projector, image_tokens
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
-        # Rotation checks by `_rotation_key`; None where there was nothing to measure.
-        self._checks: Memory[RotationCheck | None] = Memory(
-            paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check)
-        )
+        # Why no K/V may be moved, by `_rotation_key`; "" where nothing speaks against it.
+        self._checks = Memory(paths.models / "rotations.json", REMEMBERED, _text)
         self._carry, self._hashing, self._log = carry, hashing, log
         self._weights: str | None = None
         self._lock = os.getpid(), threading.RLock()
@@ -182,7 +180,7 @@ class Workspace(AbstractContextManager["Workspace"]):
     def _log_size(self) -> None:
         if self._log and self._context:
             options = self._context.options
-            self._log(f"a context of {options.n_ctx:,} tokens: {limits.estimate_memory(self.model, options)}")
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.describe_memory(self.model, options)}")
 
     @property
     def options(self) -> ContextOptions:
@@ -368,8 +366,7 @@ class Workspace(AbstractContextManager["Workspace"]):
         weights, context = self.weights, self.context
         with context.remaking:
             identity = context.identity(weights)
-            turned = self._rotations.get(self._rotation_key(identity))
-            context.unmovable = None if turned is None or turned.right else turned.reason
+            context.unmovable = self._rotations.get(self._rotation_key(identity)) or None
             if self.model.recurrent:
                 context.carries = self.configured.get("carry") == "true" if self._carry is None else self._carry
         return identity
@@ -390,12 +387,13 @@ class Workspace(AbstractContextManager["Workspace"]):
         if key in self._rotations:
             return
         with self.scratch() as sequence:
-            self._rotations[key] = measure_rotation(sequence.context, sequence.seq_id)
+            check = measure_rotation(sequence.context, sequence.seq_id)
+        self._rotations[key] = "" if check is None or check.right else check.reason
         self._checks.add({key: self._rotations[key]})
         self.refresh_capabilities()
 
     @cached_property
-    def _rotations(self) -> dict[str, RotationCheck | None]:
+    def _rotations(self) -> dict[str, str]:
         return self._checks.load()
 
     def _rotation_key(self, identity: Identity) -> str:
@@ -521,14 +519,10 @@ class Workspace(AbstractContextManager["Workspace"]):
         return {**options, **({"beyond_trained": True} if self._beyond_trained else {})}
 
 
-def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:
-    if entry is None:
-        return None
-    check = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
-    kinds = [type(value) for value in asdict(check).values()]
-    if kinds != [int, int, float, float] or not check.bound < 1:
-        raise ValueError(entry)
-    return check
+def _text(entry: object) -> str:
+    if not isinstance(entry, str):
+        raise TypeError(entry)
+    return entry
 
 
 CHECK_TOKENS = 8

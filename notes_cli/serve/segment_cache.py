@@ -12,7 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -76,7 +76,7 @@ class SegmentCache:
         skill = skill_name(name)
         if not names.is_name(skill):  # clients must not probe for files
             raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
-        path = store.find(skill, workspace.identity, workspace.compile_again(skill))
+        path = store.find(skill, workspace.identity, partial(workspace.compile_again, skill))
         return self._at(path, skill)
 
     def compiled(self, word: str) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal
 from notes_cli.engine.pieces import Piece, Reason
@@ -20,7 +21,7 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
-from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
+from notes_cli.runtime.assemble import assemble, place_segment, record_uses
 from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, as_question, changes_of, results_turn
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
@@ -332,7 +333,7 @@ class Session(AbstractContextManager["Session"]):
             self.workspace.check(segment)
         sequence = self._corrected(correction)
         self._start = len(sequence)
-        place = SegmentPlacer(seam, strict=strict or memory is not None, encode_images=self.workspace.encode_images)
+        place = partial(place_segment, self.workspace, seam=seam, strict=strict or memory is not None)
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.name in changes:
                 amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, place)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from notes_cli.config import resource
 from notes_cli.errors import Help, SkillError
@@ -54,16 +54,6 @@ def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
         if not name.strip() or "=" in name:
             raise SkillError(f"an erratum is of {name!r}, and no field is called so")
     return tuple(OfField(f"{name}={value}") for name, value in errata.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Wordings:
-    """Sentence forms of errata: those for fields by name, the name of the default, and the one for free text."""
-
-    default: str
-    forms: Mapping[str, str]
-    free: str
-    of: str  # form of the field where several skills have one of that name
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
@@ -138,22 +128,24 @@ def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
 def word(erratum: Erratum, wording: str | None = None) -> str:
     """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
     wordings = shipped_wordings()
+    forms: Mapping[str, str] = wordings["wordings"]
     if erratum.field is None or erratum.value is None:
-        return _fill(wordings.free, {"text": erratum.text})
-    form = wordings.forms.get(wording or wordings.default)
+        return _fill(wordings["free"], {"text": erratum.text})
+    form = forms.get(wording or wordings["default"])
     if form is None:
-        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(wordings.forms)}")
+        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(forms)}")
     field = erratum.field
     if erratum.skill:
-        field = _fill(wordings.of, {"field": field, "skill": erratum.skill})
+        field = _fill(wordings["of"], {"field": field, "skill": erratum.skill})
     return _fill(form, {"field": field, "value": erratum.value})
 
 
 @cache
-def shipped_wordings() -> Wordings:
-    """Return the wordings of prompts/errata.json."""
-    data = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
-    return Wordings(data["default"], data["wordings"], data["free"], data["of"])
+def shipped_wordings() -> Mapping[str, Any]:
+    """Return prompts/errata.json: `wordings` of fields by name, the name of the `default`, the wording of `free` text,
+    and how a field is named `of` a skill, where several skills have one of that name."""
+    data: dict[str, Any] = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
+    return data
 
 
 def _fill(form: str, values: Mapping[str, str]) -> str:

@@ -76,7 +76,7 @@ def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[s
     parts: list[str] = []
     fields: list[Field] = []
     read = written = 0  # characters of the old text read, of the new one written
-    for hole in sorted(holes, key=lambda hole: hole.start):
+    for hole in sorted(holes):
         value = values[hole.name] if hole.name else hole.literal
         written += hole.start - read
         parts += [text[read : hole.start], value]

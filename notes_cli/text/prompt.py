@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from notes_cli.errors import ModelError, NotesError
@@ -60,11 +61,7 @@ class Slot:
     result: str | None  # of a tool, as the template prints it; None for other contents
 
 
-class Slots(NamedTuple):
-    """The slots of a text in order, and the template's text after the last."""
-
-    slots: list[Slot]
-    closing: str
+Slots = tuple[list[Slot], str]  # of a text in order, and the template's text after the last
 
 
 class _Form(NamedTuple):
@@ -97,10 +94,15 @@ def cut(template: ChatTemplate, messages: Sequence[Message], *, later: bool = Fa
     Raises ModelError if the template fails, if it drops, changes, repeats or reorders a text, or leaves out a call.
     """
     all_messages = [*(_TALK if later else ()), *messages]
-    form, talk = _find_form(template, all_messages)
-    rendered = template.render_marked(lambda encode: [*_to_template(talk, form, encode)])
-    slots = _slots(template, talk, rendered)
-    return Slots(slots.slots[3:], slots.closing) if later else slots
+    if any(message.tool_calls or message.role == "tool" for message in all_messages):
+        form, talk = _find_form(template, all_messages)
+        rendered = template.render_marked(lambda encode: [*_to_template(talk, form, encode)])
+    else:
+        talk = all_messages
+        plain = [{"role": message.role, "content": marker(number)} for number, message in enumerate(talk)]
+        rendered = template.render_marked(lambda _: plain)
+    slots, closing = _slots(template, talk, rendered)
+    return slots[3 if later else 0 :], closing
 
 
 def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: Sequence[str]) -> Slots:
@@ -112,18 +114,19 @@ def cut_after_calls(template: ChatTemplate, messages: Sequence[Message], ends: S
     """
     called = replace(messages[0], parts=())
     form, talk = _find_form(template, [*_TALK[:2], called, *messages[1:]], _TOGETHER)
-    slots = _slots(template, talk, template.render([*_to_template(talk, form, None)]))
-    first, *others = slots.slots[2:]
+    slots, closing = _slots(template, talk, template.render([*_to_template(talk, form, None)]))
+    first, *others = slots[2:]
     last_call = marker(len(called.tool_calls) - 1, "call")
     after_call = first.before.rpartition(last_call)[2]
     first = replace(first, before=_from_end(template, after_call, messages[1:], ends), calls=False)
-    return Slots([first, *others], slots.closing)
+    return [first, *others], closing
 
 
 def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], ends: Sequence[str]) -> str:
     """Return the part of the text after a call that begins where generation ended."""
     try:
-        after_text = cut(template, messages, later=True).slots[0].before
+        (slot, *_), _ = cut(template, messages, later=True)
+        after_text = slot.before
     except ModelError:
         after_text = ""
     if after_text and rest.endswith(after_text):
@@ -150,8 +153,6 @@ def _find_form(
     """Return the first format with which the template shows every call and every result, and the messages in it. Raises
     ModelError if none shows the calls."""
     calls = [call.name for message in talk for call in message.tool_calls]
-    if not any(message.tool_calls or message.role == "tool" for message in talk):
-        return forms[0], talk
     fault: ModelError | None = None
     hidden: list[str] = []
     with_calls: tuple[_Form, Sequence[Message]] | None = None  # shows the calls, but not every result
@@ -280,7 +281,7 @@ def _slots(template: ChatTemplate, talk: Sequence[Message], rendered: str) -> Sl
         result = without_marks(next(texts)) if len(marks[number]) == 2 else None
         slots.append(Slot(talk[number], before, any(message.tool_calls for message in talk[shown:number]), result))
         before, shown = next(texts), max(shown, number)
-    return Slots(slots, before)
+    return slots, before
 
 
 # Chunks.
@@ -345,27 +346,27 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     for number, turn in enumerate(turns):
         own = earlier if number + 1 < len(turns) else template
         if unusual and own is not rendered:  # before the turns: a refusal has the template's reason
-            opened, rendered = {id(slot.message): slot.before for slot in cut(own, messages).slots}, own
-        slots = cut(own, turn, later=number > 0)
+            opened, rendered = {id(slot.message): slot.before for slot in cut(own, messages)[0]}, own
+        slots, closing = cut(own, turn, later=number > 0)
         if unusual:
             _check_openings(own, opened, slots)
-        chunks += _chunks(own, slots)
+        chunks += _chunks(own, slots, closing)
         for answer in answers[number : number + 1]:
-            chunks += _text(Run(answer.text, False))
+            chunks += _text(answer.text)
     if conversation.prefill:
         before = _before_text(template, turns[-1], later=len(turns) > 1)
-        chunks.append(Chunk("text", _runs(*_template_runs(template, before), Run(conversation.prefill, False))))
+        chunks.append(Chunk("text", (*_template_runs(template, before), *_plain(conversation.prefill))))
     return chunks
 
 
 def _before_text(template: ChatTemplate, turn: Sequence[Message], *, later: bool) -> str:
     """Return the template's text between the generation prompt and the text of an answer, usually none."""
-    prompt = cut(template, turn, later=later).closing
+    _, prompt = cut(template, turn, later=later)
     try:
-        answered = cut(template, [*turn, Message("assistant", (TextPart("a"),))], later=later)
+        answered, _ = cut(template, [*turn, Message("assistant", (TextPart("a"),))], later=later)
     except ModelError:  # it has no place for an answer that is the last message
         return ""
-    opening = answered.slots[-1].before
+    opening = answered[-1].before
     return opening.removeprefix(prompt) if opening.startswith(prompt) else ""
 
 
@@ -394,10 +395,10 @@ def _is_answer(message: Message, turn: Sequence[Message], *, later: bool) -> boo
     return later or any(earlier.role == "user" for earlier in turn)
 
 
-def _check_openings(template: ChatTemplate, opened: Mapping[int, str], turn: Slots) -> None:
+def _check_openings(template: ChatTemplate, opened: Mapping[int, str], turn: Sequence[Slot]) -> None:
     """Raise ModelError if messages of a turn open differently than in the whole conversation; `opened`: openings there
     by id."""
-    for slot in turn.slots:
+    for slot in turn:
         if opened.get(id(slot.message)) != slot.before:
             raise ModelError(f"{template.name} does not take a message of the role {slot.message.role} there")
 
@@ -427,8 +428,8 @@ def next_turn(
     if turn[0].role == "assistant":
         if not turn[0].tool_calls or any(message.role == "assistant" for message in turn[1:]):
             raise NotesError("an answer can only be followed by a user message, or by its calls with their results")
-        return _chunks(template, cut_after_calls(template, turn, ends or [template.eos]))
-    return _chunks(template, cut(template, turn, later=True))
+        return _chunks(template, *cut_after_calls(template, turn, ends or [template.eos]))
+    return _chunks(template, *cut(template, turn, later=True))
 
 
 def left_context(template: ChatTemplate) -> str:
@@ -442,11 +443,11 @@ def generation_prompt(template: ChatTemplate) -> str:
     return template.cut([{"role": "user", "content": marker(0)}], [marker(0)])[1]
 
 
-def _chunks(template: ChatTemplate, slots: Slots) -> list[Chunk]:
+def _chunks(template: ChatTemplate, slots: Sequence[Slot], closing: str) -> list[Chunk]:
     """Fill the slots, with the template's text around them."""
     chunks: list[Chunk] = []
-    question = max((i for i, slot in enumerate(slots.slots) if slot.message.role == "user"), default=-1)
-    for number, slot in enumerate(slots.slots):
+    question = max((i for i, slot in enumerate(slots) if slot.message.role == "user"), default=-1)
+    for number, slot in enumerate(slots):
         opening = _template_runs(template, slot.before)
         content = _content_chunks(slot, template.cue if number == question else "")
         if slot.calls:
@@ -456,11 +457,11 @@ def _chunks(template: ChatTemplate, slots: Slots) -> list[Chunk]:
         else:
             chunks += [Chunk("text", opening)] if opening else []
         chunks += content
-    closing = _template_runs(template, slots.closing)
+    after = _template_runs(template, closing)
     if chunks and chunks[-1].kind in ("question", "result"):
-        chunks[-1] = replace(chunks[-1], runs=(*chunks[-1].runs, *closing))
-    elif closing:
-        chunks.append(Chunk("text", closing))
+        chunks[-1] = replace(chunks[-1], runs=(*chunks[-1].runs, *after))
+    elif after:
+        chunks.append(Chunk("text", after))
     return _join_texts(chunks)
 
 
@@ -469,42 +470,43 @@ def _template_runs(template: ChatTemplate, text: str) -> tuple[Run, ...]:
     parts = split_marked(text)
     if parts is None or any(has_mark_remains(stretch) for stretch, _ in parts):
         raise ModelError(f"{template.name} takes apart what is in messages, tools or calls")
-    return _runs(*(Run(stretch, special) for stretch, special in parts))
+    return tuple([Run(stretch, special) for stretch, special in parts])
 
 
 def _content_chunks(slot: Slot, cue: str) -> list[Chunk]:
     """Return the content of a message: its parts, with empty lines between."""
     message = slot.message
     if slot.result is not None:
-        return [Chunk("result", _runs(Run(slot.result, False)))]
+        return [Chunk("result", _plain(slot.result))]
     if message.role == "assistant":
-        return _text(Run(message.text if message.tool_calls else message.text.strip(), False))
+        return _text(message.text if message.tool_calls else message.text.strip())
     chunks: list[Chunk] = []
     for number, part in enumerate(message.parts, 1):
         between = BETWEEN if chunks else ""
         match part:
             case SkillPart():
-                chunks += [*_text(Run(between, False)), Chunk("splice", name=part.name)]
+                chunks += [*_text(between), Chunk("splice", name=part.name)]
             case ErratumPart():
-                chunks.append(Chunk("erratum", _runs(Run(between + part.sentence.strip(), False))))
+                chunks.append(Chunk("erratum", _plain(between + part.sentence.strip())))
             case TextPart() if message.role == "tool":
-                chunks.append(Chunk("result", _runs(Run(between + part.text, False))))
+                chunks.append(Chunk("result", _plain(between + part.text)))
             case TextPart() if message.role == "user" and number == len(message.parts):
                 question = part.text.strip()
                 question += "" if question.endswith(cue.strip()) else cue  # unless the user wrote it
-                chunks.append(Chunk("question", _runs(Run(between + question, False))))
+                chunks.append(Chunk("question", _plain(between + question)))
             case TextPart() if part.text.strip():
-                chunks += _text(Run(between + part.text.strip(), False))
+                chunks += _text(between + part.text.strip())
     return chunks
 
 
-def _runs(*runs: Run) -> tuple[Run, ...]:
-    return tuple(run for run in runs if run.text)
+def _plain(text: str) -> tuple[Run, ...]:
+    """Return the run of a text that is not the template's; none for an empty one."""
+    return (Run(text, False),) if text else ()
 
 
-def _text(run: Run) -> list[Chunk]:
-    """Return a text chunk; none for an empty text."""
-    return [Chunk("text", (run,))] if run.text else []
+def _text(text: str) -> list[Chunk]:
+    """Return a chunk of a message's text; none for an empty text."""
+    return [Chunk("text", _plain(text))] if text else []
 
 
 def _join_texts(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -512,7 +514,7 @@ def _join_texts(chunks: Sequence[Chunk]) -> list[Chunk]:
     joined: list[Chunk] = []
     for kind, group in groupby(chunks, key=lambda chunk: chunk.kind):
         if kind == "text":
-            runs = groupby((run for chunk in group for run in chunk.runs), key=lambda run: run.special)
+            runs = groupby([run for chunk in group for run in chunk.runs], key=attrgetter("special"))
             texts = tuple(Run("".join(run.text for run in alike), special) for special, alike in runs)
             joined.append(Chunk("text", texts))
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -67,52 +67,55 @@ class Reasoning:
         return next(reversed([*self.inside.finditer(reasoning)]), None)
 
 
-class _Holding:
-    """Holds back the end of a streamed text."""
+class TextStream:
+    """Passes streamed text on up to the first mark, and holds back a possible beginning of one."""
 
-    _held = ""
-
-    def flush(self) -> str:
-        """Return the text held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-
-class MarkSplitter(_Holding):
-    """Splits streamed text at the first mark, holding back a possible beginning of one."""
-
-    def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
-        """`also`: other marks, matched with their blanks."""
-        self.found = False
-        self.mark = ""  # that was found
+    def __init__(
+        self, say: Callable[[str], object], mark: str = "", also: Sequence[str] = (), *, strip: bool = False
+    ) -> None:
+        """`also`: other marks, matched with their blanks. `strip`: without leading blanks."""
+        self.text = ""  # passed on
+        self.found = ""  # the mark, stripped, or the one of `also`
         self.rest = ""  # text after the mark
+        self._say, self._strip, self._held = say, strip, ""
         self._marks = [text for text in (mark.strip(), *also) if text]
 
-    def feed(self, text: str) -> str:
-        """Return the text that certainly precedes the mark."""
-        if self.found or not self._marks:
-            self.rest += text if self.found else ""
-            return "" if self.found else text
+    def add(self, text: str) -> None:
+        """Pass on the text that certainly precedes the mark."""
+        if self.found:
+            self.rest += text
+            return
         text = self._held + text
         places = [(place, -len(mark), mark) for mark in self._marks if (place := text.find(mark)) >= 0]
         if places:
-            place, _, mark = min(places)
-            self.found, self.mark, self.rest, self._held = True, mark, text[place + len(mark) :], ""
-            return text[:place]
+            place, _, self.found = min(places)
+            self.rest, self._held = text[place + len(self.found) :], ""
+            self._pass_on(text[:place])
+            return
         partial = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
-        held = max(partial, default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        end = len(text) - max(partial, default=0)
+        self._held = text[end:]
+        self._pass_on(text[:end])
+
+    def end(self) -> None:
+        """Pass on the text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        self._pass_on(held)
+
+    def _pass_on(self, text: str) -> None:
+        text = text.lstrip() if self._strip and not self.text else text
+        self.text += text
+        if text:
+            self._say(text)
 
 
-class LeadingMark(_Holding):
+class LeadingMark:
     """Detects a mark at the beginning of streamed text, holding the text back until that is known."""
 
     def __init__(self, mark: str) -> None:
         self.found = False
         self.rest = ""  # text after the mark
-        self._mark = mark.strip()
-        self._waits = bool(self._mark)
+        self._mark, self._waits, self._held = mark.strip(), True, ""
 
     def feed(self, text: str) -> str:
         """Return text that is not the mark."""
@@ -126,37 +129,33 @@ class LeadingMark(_Holding):
             self._waits = False
         return "" if self._waits else self.flush()
 
+    def flush(self) -> str:
+        """Return the text held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
+
 
 def reasoning_of(source: str, name: str) -> Reasoning:
     """Return the reasoning format of the model with this chat template and name."""
     table = shipped_table()
-    for entry in table.marks:
+    for entry in table["marks"]:
         texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
         if all(texts) or (any(texts) and not entry.known):
             return entry
-    return next(entry for entry in table.cues if name.startswith(entry.name))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The content of prompts/reasoning.json, whose `switches` are template variables for all models.
-
-    Attributes:
-        marks: Formats with marks. A model has the first entry whose `known` texts (default: `open` or `close`) are all
-            in its chat template. From the templates in llama.cpp's models/templates; Hunyuan and EXAONE Deep from
-            their model cards.
-        cues: Formats without marks, by the beginning of model names; the last entry is for all others. The shipped
-            model ends its reasoning with the outcome, which `inside` matches: 49 of 50 held-out decisions were right
-            with the original text, 44 with an erratum; weighing the choices after a cue gave 34 at most.
-    """
-
-    marks: Sequence[Reasoning]
-    cues: Sequence[Reasoning]
+    return next(entry for entry in table["cues"] if name.startswith(entry.name))
 
 
 @cache
-def shipped_table() -> Table:
-    """Return the table of prompts/reasoning.json."""
+def shipped_table() -> Mapping[str, Sequence[Reasoning]]:
+    """Return the formats in prompts/reasoning.json, whose `switches` are template variables for all models.
+
+    marks: Formats with marks. A model has the first entry whose `known` texts (default: `open` or `close`) are all in
+        its chat template. From the templates in llama.cpp's models/templates; Hunyuan and EXAONE Deep from their model
+        cards.
+    cues: Formats without marks, by the beginning of model names; the last entry is for all others. The shipped model
+        ends its reasoning with the outcome, which `inside` matches: 49 of 50 held-out decisions were right with the
+        original text, 44 with an erratum; weighing the choices after a cue gave 34 at most.
+    """
     data = json.loads((resource("prompts") / "reasoning.json").read_text(encoding="utf-8"))
     table: dict[str, list[Reasoning]] = {"marks": [], "cues": []}
     for kind, formats in table.items():
@@ -164,4 +163,4 @@ def shipped_table() -> Table:
             options = {way: {**data["switches"][way], **entry.get(way, {})} for way in ("thinking", "otherwise")}
             inside = re.compile(entry["inside"]) if "inside" in entry else None
             formats.append(Reasoning(**{**entry, **options, "inside": inside}))
-    return Table(**table)
+    return table

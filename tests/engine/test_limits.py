@@ -87,20 +87,19 @@ def test_the_estimate_is_what_is_allocated(make_model: MakeModel, kind: str) -> 
             rows = [layer for layer in context.layers if layer.part != "state"]
         for cache in ("f32", "f16", "q8_0", "q4_0"):
             asked = replace(options, type_k=cache, type_v=cache)
-            found = limits.estimate_memory(model, asked)
+            found = limits.kv_bytes(model, asked)
             each = sum(layer.n_embd_k + layer.n_embd_v for layer in rows) * limits.ELEMENT[cache]
-            assert found.kv == 1024 * each and found.tokens == 1024
-            larger = limits.estimate_memory(model, replace(asked, n_ctx=2000))
-            assert larger.kv == 2 * found.kv  # rounded up, as llama.cpp does
-            assert limits.estimate_memory(model, replace(asked, swa_full=False)).kv <= found.kv
-            assert found.compute > 512 * 4 * model.n_vocab
+            assert found == 1024 * each and limits.context_tokens(model, asked) == 1024
+            assert limits.kv_bytes(model, replace(asked, n_ctx=2000)) == 2 * found  # rounded up, as llama.cpp does
+            assert limits.kv_bytes(model, replace(asked, swa_full=False)) <= found
+            assert limits.compute_bytes(model, asked) > 512 * 4 * model.n_vocab
 
 
 def test_no_memory_is_a_line_and_no_attempt(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the bytes needed, the bytes available and a remedy, before llama.cpp allocates. Exactly enough
     passes."""
     with Model(make_model()) as model:
-        needed = limits.estimate_memory(model, OPTIONS).total
+        needed = limits.context_bytes(model, OPTIONS)
         monkeypatch.setattr(limits, "available_memory", lambda: needed)
         Context(model, OPTIONS).close()
         monkeypatch.setattr(limits, "available_memory", lambda: needed - 1)

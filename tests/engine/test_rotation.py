@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -169,7 +170,7 @@ def test_a_failure_is_remembered_and_holds_for_segments_from_before(
     workspace: Workspace, skill: Skill, make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = compile_skill(workspace, skill)
-    (workspace.paths.models / "turns.json").unlink()
+    (workspace.paths.models / "rotations.json").unlink()
     with monkeypatch.context() as patched:
         patched.setattr(Context, "read", wrong(Context.read, "scale"))
         compile_skill(make_workspace(), skill)
@@ -183,11 +184,12 @@ def test_a_damaged_memory_costs_a_measurement(
     workspace: Workspace, skill: Skill, make_workspace: MakeWorkspace
 ) -> None:
     workspace.paths.models.mkdir(parents=True)
-    memory = workspace.paths.models / "turns.json"
-    for text in ("", "[]", "{", '{"KEY": [1]}', '{"KEY": {"distance": 1}}', "[" * 100_000):
-        memory.write_text(text.replace("KEY", workspace._rotation_key(workspace.identity)))
+    memory = workspace.paths.models / "rotations.json"
+    for text in ("", "[]", "{", '{"KEY": [1]}', '{"KEY": {"reason": ""}}', "[" * 100_000):
+        key = workspace._rotation_key(workspace.identity)
+        memory.write_text(text.replace("KEY", key))
         assert not compile_skill(make_workspace(), skill).prefix_only
-        assert "distance" in memory.read_text(), text
+        assert json.loads(memory.read_text())[key] == "", text
 
 
 def test_a_quantized_cache_is_measured_where_its_rows_are_computed(make_model: MakeModel, skill: Skill) -> None:
@@ -195,7 +197,7 @@ def test_a_quantized_cache_is_measured_where_its_rows_are_computed(make_model: M
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="q8_0", type_v="q8_0")
     with Workspace(make_model("qwen3"), options) as workspace:
         assert not compile_skill(workspace, skill).prefix_only
-        assert workspace.context.unmovable is None and (workspace.paths.models / "turns.json").is_file()
+        assert workspace.context.unmovable is None and (workspace.paths.models / "rotations.json").is_file()
 
 
 TOKENS = np.arange(20, 40, dtype=np.int32)

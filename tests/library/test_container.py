@@ -434,6 +434,6 @@ def test_rows_that_do_not_fit_into_memory(
     def full(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(container._File, "array", full)
+    monkeypatch.setattr(container._SegmentFile, "array", full)
     with pytest.raises(SegmentError, match="do not fit into memory"):
         open_segment(tmp_path / "returns.gguf")

@@ -64,9 +64,9 @@ def test_a_context_touches_no_page_of_its_cache(model: Model) -> None:
     before = faults()
     with Cache(model) as cache:
         assert faults() - before < 3000
-        assert cache.memory.resident < CACHE // 100
+        assert limits.resident(*cache.memory) < CACHE // 100
         cache.context.append({0: TOKENS})
-        assert cache.memory.resident <= 16 << 20, "of four tensors a huge page or two"
+        assert limits.resident(*cache.memory) <= 16 << 20, "of four tensors a huge page or two"
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
@@ -77,9 +77,9 @@ def test_what_is_cleared_is_zero(model: Model, flash: str) -> None:
         context.append({0: TOKENS})
         fresh = context.logits()
         ctypes.memset(memory.first + CACHE // 3, 0x7F, CACHE // 3)  # NaN, as a damaged state would leave it
-        assert memory.resident > CACHE // 4
+        assert limits.resident(*memory) > CACHE // 4
         native.llama.llama_memory_clear(native.llama.llama_get_memory(context.handle), True)
-        assert memory.resident == 0, "handed back"
+        assert limits.resident(*memory) == 0, "handed back"
         assert not np.frombuffer(ctypes.string_at(memory.first, CACHE), np.uint64).any()
         context.append({0: TOKENS})
         assert np.array_equal(context.logits(), fresh)
@@ -88,8 +88,8 @@ def test_what_is_cleared_is_zero(model: Model, flash: str) -> None:
 def test_memory_that_is_promised_is_not_promised_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that is empty yet takes nothing: a second one is refused all the same if both could not be filled."""
     options = ContextOptions(n_ctx=16384, n_threads=1, n_ubatch=64, flash_attention="on")
-    promised = sum(one.size - one.resident for one in limits.anonymous_mappings())
-    there = promised + int(1.5 * limits.estimate_memory(model, options).total)
+    promised = sum(one.size - limits.resident(*one) for one in limits.anonymous_mappings())
+    there = promised + int(1.5 * limits.context_bytes(model, options))
     monkeypatch.setattr(limits, "_meminfo", lambda: there)
     monkeypatch.setattr(limits, "_control_group", lambda: None)
     with Context(model, options), pytest.raises(limits.EngineError, match="of memory is available"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +113,7 @@ class Remote:
             self._move(there, here)
         return here
 
-    def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
+    def find(self, name: str, identity: Identity, remedy: Callable[[], Remedy] | None = None) -> Path:
         path = self.path(name, identity)
         return path if path.exists() else self.shared.find(name, identity, remedy)
 

@@ -160,9 +160,9 @@ def test_wordings() -> None:
         "Apply the current value."
     )
     wordings = shipped_wordings()
-    assert wordings.default in wordings.forms and "{text}" in wordings.free
-    assert "{field}" in wordings.of and "{skill}" in wordings.of
-    assert all("{field}" in form and "{value}" in form for form in wordings.forms.values())
+    assert wordings["default"] in wordings["wordings"] and "{text}" in wordings["free"]
+    assert "{field}" in wordings["of"] and "{skill}" in wordings["of"]
+    assert all("{field}" in form and "{value}" in form for form in wordings["wordings"].values())
     with pytest.raises(SkillError, match="Known wordings: now, changed"):
         word(Erratum("a", "b", ""), "loud")
     assert word(Erratum("date", "{field}{0}{text}", ""), "line") == "Correction. date: {field}{0}{text}"

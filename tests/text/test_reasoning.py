@@ -57,11 +57,11 @@ def test_the_table_tells_models_apart() -> None:
     assert reasoning_of(PLAIN, "notes-tiny Q8_0").cue == " Think first."
     assert reasoning_of("", "Llama 3").answer == "\n\nAnswer:"
     table = shipped_table()
-    for entry in table.marks:
+    for entry in table["marks"]:
         assert entry.open.strip() and entry.close.strip() and "enable_thinking" in entry.thinking
         assert reasoning_of(" ".join(entry.known or (entry.open, entry.close)), "x") is entry
-    assert all(entry.cue and entry.answer and not entry.open for entry in table.cues)
-    assert not table.cues[-1].name
+    assert all(entry.cue and entry.answer and not entry.open for entry in table["cues"])
+    assert not table["cues"][-1].name
 
 
 def test_an_answer_inside_the_chain() -> None:
