@@ -11,10 +11,11 @@ import numpy as np
 from notes_cli.editing.methods import ERRATUM, Change, Method, change, free_cells
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
+from notes_cli.runtime.place import Corrections, Policy, place
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, Reference, resolve_values, word
+from notes_cli.text.erratum import Erratum, Reference, resolve_values
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import Conversation, SkillPart, asking, check_once, results_of
+from notes_cli.text.messages import Conversation, ErratumPart, SkillPart, asking, check_once, results_of
 from notes_cli.text.prompt import Chunk, build, next_turn
 from notes_cli.text.template import ChatTemplate
 
@@ -81,34 +82,35 @@ class Prompt:
         """The field of one skill for each of `fields`, with its value. Raises SkillError as `resolve_values` does."""
         return resolve_values(self.fields, self.segments)
 
-    @property
-    def corrections(self) -> tuple[list[str], list[str]]:
-        """The sentences of the errata after the skills, of a method that also edits K/V, unless the skill is in the
-        user's message; and of those before the question: of fields whose K/V is left, or whose skill is in the user's
-        message, then free text."""
-        placed = [*self._method_errata, *((erratum, False) for erratum in self.errata)]
-        after = [word(erratum, self.wording) for erratum, follows in placed if follows]
-        return after, [word(erratum, self.wording) for erratum, follows in placed if not follows]
+    @cached_property
+    def placed(self) -> tuple[Conversation, Corrections]:
+        """The conversation with its errata, and its corrections. The method's are those of new values."""
+        if self.conversation:
+            return self.conversation, Corrections()
+        conversation = asking(
+            self.question,
+            system=self.system,
+            skills=[segment.name for segment in self.segments if segment.name not in self.shown],
+            images=[segment.name for segment in self.segments if segment.name in self.shown],
+            turns=self.turns,
+            place=self.place,
+        )
+        values = [Erratum(each.field, value, "", each.skill if each.shared else "") for each, value in self.values]
+        edits = {segment.name for segment in self.segments if self.method.edits_rows and not segment.media}
+        states = self.method.appends_erratum or not self.fields
+        policy = Policy(edits if self.fields else (), states, wording=self.wording)
+        messages, corrections = place(conversation.messages, self.segments, [*values, *self.errata], policy=policy)
+        return replace(conversation, messages=messages), corrections
 
     @property
     def method_errata(self) -> list[Erratum]:
-        """The method's errata in the order of the prompt: one for each value, if it appends any."""
-        return [erratum for erratum, _ in sorted(self._method_errata, key=lambda pair: not pair[1])]
-
-    @property
-    def _method_errata(self) -> list[tuple[Erratum, bool]]:
-        """The method's errata, and whether each follows the skills: the method changes the K/V of its skill, which it
-        leaves for images and texts with them, and the skill is not in the user's message."""
-        if not self.fields or not self.method.appends_erratum:
-            return []
-        editable = [segment.name for segment in self.segments if not segment.media]
-        edited = {*(editable if self.method.edits_rows else ())} - self.shown
+        """The errata of new values, in the order of the prompt."""
+        values = {f"{each.skill}.{each.field}": each for each, _ in self.values}
+        parts = [part for message in self.placed[0].messages for part in message.parts if isinstance(part, ErratumPart)]
         return [
-            (
-                Erratum(field.field, value, f"{field.key}={value}", field.skill if field.shared else ""),
-                field.skill in edited,
-            )
-            for field, value in self.values
+            Erratum(values[part.key].field, part.value, "", values[part.key].skill if values[part.key].shared else "")
+            for part in parts
+            if part.key in values
         ]
 
 
@@ -118,19 +120,7 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     template = workspace.thinking_template if prompt.think else workspace.template
     if prompt.conversation:
         _check_conversation(prompt, prompt.conversation)
-        return build(template, prompt.conversation)
-    after_skills, before_question = prompt.corrections
-    conversation = asking(
-        prompt.question,
-        system=prompt.system,
-        skills=[segment.name for segment in prompt.segments if segment.name not in prompt.shown],
-        images=[segment.name for segment in prompt.segments if segment.name in prompt.shown],
-        after_skills=after_skills,
-        before_question=before_question,
-        turns=prompt.turns,
-        place=prompt.place,
-    )
-    return build(template, conversation)
+    return build(template, prompt.placed[0])
 
 
 def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
@@ -140,7 +130,7 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
     if named != segment_names:
         in_messages, in_segments = listed(sorted(named)), listed(sorted(segment_names))
         raise NotesError(f"the messages have the skills {in_messages}, and the segments given are {in_segments}")
-    if any(prompt.corrections):
+    if prompt.errata or (prompt.fields and prompt.method.appends_erratum):
         raise NotesError("the errata of a conversation are parts of its messages")
 
 
