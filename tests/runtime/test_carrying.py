@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +40,21 @@ def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> 
     return make_workspace(request.param)
 
 
+@contextmanager
+def trusting(workspace: Workspace) -> Iterator[None]:
+    """Carry state during the block."""
+    workspace._carry = True
+    workspace.refresh_capabilities()
+    try:
+        yield
+    finally:
+        workspace._carry = None
+        workspace.refresh_capabilities()
+
+
 def compiled(workspace: Workspace, skill: Skill) -> Segment:
     """Compile with state transitions."""
-    with workspace.with_carry(True):
+    with trusting(workspace):
         return compile_skill(workspace, skill)
 
 
@@ -60,7 +74,7 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     with assemble(workspace, prompt) as seq:
         assert seq.count("spliced") == 0 and UNTRUSTED in why(seq.pieces[1])
-    with workspace.with_carry(True), assemble(workspace, prompt) as seq:
+    with trusting(workspace), assemble(workspace, prompt) as seq:
         dry = assemble(workspace, prompt, dry=True)
         assert dry.pieces == seq.pieces and dry.tokens.tolist() == seq.tokens.tolist()
         seam, rest = [piece for piece in seq.pieces if piece.name == "returns"]
@@ -77,7 +91,7 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
     assert segment.carry is not None
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     wanted = logits(workspace, prompt, splice=False)
-    with workspace.with_carry(True):
+    with trusting(workspace):
         found = nmse(logits(workspace, prompt), wanted)
         for a, b in ((0.0, 1.0), (1.0, 0.0)):
             parts = [replace(one, a=np.full_like(one.a, a), b=one.b * np.float32(b)) for one in segment.carry.load()]
@@ -91,7 +105,7 @@ def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tm
     """A segment from its file carries like the captured one, also if its rows were read first."""
     write_segment(tmp_path / "a.gguf", segment)
     prompt = Prompt("Why?", [segment], system=SYSTEM)
-    with workspace.with_carry(True):
+    with trusting(workspace):
         wanted = logits(workspace, prompt)
         for _ in range(2):
             stored = open_stored(tmp_path / "a.gguf")
@@ -104,7 +118,7 @@ def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
     segment = compiled(workspace, yes)
     assert segment.carry is None
     write_segment(workspace.library.path("yes", workspace.identity), segment)
-    with workspace.with_carry(True):
+    with trusting(workspace):
         assert not stale(workspace, yes, workspace.library.path("yes", workspace.identity))
         with assemble(workspace, Prompt("Why?", [segment], system=SYSTEM)) as seq:
             assert "was not captured" in why(seq.pieces[1]) and seq.count("spliced") == 0
@@ -114,7 +128,7 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
     """A compile captures transitions only if they are used; once they are, segments without them are stale."""
     first = compile_to_library(workspace, skill)
     assert peek(first.path).carry is None and not compile_to_library(workspace, skill).reasons
-    with workspace.with_carry(True):
+    with trusting(workspace):
         with assemble(workspace, Prompt("Why?", [open_stored(first.path)], system=SYSTEM)) as seq:
             assert UNCAPTURED in why(seq.pieces[1]) and seq.count("spliced") == 0
         assert compile_to_library(workspace, skill).reasons == (UNCAPTURED,)
@@ -123,7 +137,7 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
 
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
-    with workspace.with_carry(True):
+    with trusting(workspace):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases
     assert case.moved and case.spliced > 0 and 0.9 < case.cosine <= 1
