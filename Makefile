@@ -60,7 +60,7 @@ test: $(DEV) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/mypy
 	@$(BIN)/pytest -n auto
 
-counts: $(DEV) ## Lines, files, functions that one question enters, import circles, stilted phrases: now, at most, and the goal
+counts: $(DEV) ## Lines, files, types that a question uses, import circles, stilted phrases: now, at most, and the goal
 	@$(BIN)/python -m bench.counts --entered
 
 lint: $(DEV) ## Check style and types, and mend what can be mended

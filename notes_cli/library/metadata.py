@@ -140,7 +140,8 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
     text_of(keys, "fields")
     fields, media = _records_of(keys, "fields", FieldSpan), _records_of(keys, "media", Media)
     _check(all(_fits(span, texts["text"], n) for span in fields), "its fields do not fit its text")
-    blocks, batches = _numbers_of(keys, "blocks"), _records_of(keys, "batches", MicroBatches)
+    blocks, no_batches = _numbers_of(keys, "blocks"), tuple[MicroBatches, ...]()
+    batches = _json_of(keys, "batches", _batches, no_batches)
     if "blocks" in keys:
         right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
         _check(first is None and right, "its blocks do not fit its tokens")
@@ -211,6 +212,10 @@ def _whole(number: Any) -> int:
     if type(number) is not int:
         raise TypeError(f"{number!r} is no whole number")
     return number
+
+
+def _batches(data: Any) -> tuple[MicroBatches, ...]:
+    return tuple([MicroBatches(*map(_whole, numbers)) for numbers in data])
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:

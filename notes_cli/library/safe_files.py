@@ -1,4 +1,4 @@
-"""Creates private folders, replaces, locks and hashes files, and caches entries in JSON files by key (`Memory`).
+"""Creates private folders, replaces, locks and hashes files, and caches entries in JSON files by key.
 
 * Folders are created for this user only, and checked when a process first opens them, as ssh does.
 * A file is written to a temporary file in the same folder, synced, and renamed.
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from notes_cli.engine.header import stamp
 from notes_cli.errors import Help, ModelError, NotesError, Progress, Remedy, reason
@@ -56,7 +56,8 @@ def check_private(folder: Path) -> None:
             status = place.stat()
         except OSError:
             continue
-        _check_owner(place, status, "Name a folder of your own: NOTES_HOME=FOLDER")
+        if not _owned(status):
+            raise _foreign(place, status, "Name a folder of your own: NOTES_HOME=FOLDER")
         if status.st_mode & WRITE and not (place != folder and status.st_mode & stat.S_ISVTX):  # sticky, as /tmp
             writable.append(place)
         elif place == folder and status.st_mode & OTHERS and status.st_uid == os.geteuid():
@@ -70,14 +71,18 @@ def check_private(folder: Path) -> None:
     with suppress(OSError):  # it is missing, or cannot be read
         for entry in os.scandir(folder):
             with suppress(OSError):  # removed meanwhile, or a dangling link
-                _check_owner(Path(entry), os.stat(entry), Help.REMOVE_FILE(path=entry.path))
+                if not _owned(status := os.stat(entry)):
+                    raise _foreign(Path(entry), status, Help.REMOVE_FILE(path=entry.path))
         _checked.add(folder)
 
 
-def _check_owner(path: Path, status: os.stat_result, remedy: Remedy | str) -> None:
-    """Accept files of this user, and root's, since root may do anything anyway."""
-    if status.st_uid not in (0, os.geteuid()):
-        raise NotesError(f"{path} belongs to {_user(status.st_uid)}, not to you, and may be forged", remedy)
+def _owned(status: os.stat_result) -> bool:
+    """True for a file of this user, or of root, who may do anything anyway."""
+    return status.st_uid in (0, os.geteuid())
+
+
+def _foreign(path: Path, status: os.stat_result, remedy: Remedy | str) -> NotesError:
+    return NotesError(f"{path} belongs to {_user(status.st_uid)}, not to you, and may be forged", remedy)
 
 
 def _user(number: int) -> str:
@@ -271,37 +276,29 @@ T = TypeVar("T")
 _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
-class Memory(Generic[T]):
-    """A JSON file that caches entries by key."""
+def remembered(path: Path, read: Callable[[Any], T]) -> dict[str, T]:
+    """Return the valid entries of a JSON file that caches entries by key, the latest last; none if it is damaged.
+    `read` converts JSON to an entry, or raises a Python error for another shape. Raises NotesError if another user may
+    have written the file."""
+    check_private(path.parent)
+    entries = {}
+    with contextlib.suppress(OSError, *_DAMAGED):
+        for key, entry in json.loads(path.read_text(encoding="utf-8")).items():
+            with contextlib.suppress(*_DAMAGED):
+                entries[key] = read(entry)
+    return entries
 
-    def __init__(self, path: Path, capacity: int, read: Callable[[Any], T]) -> None:
-        """Keep the `capacity` latest entries. `read` converts JSON to an entry, or raises a Python error for another
-        shape."""
-        self.path = path
-        self._capacity = capacity
-        self._read = read
 
-    def load(self) -> dict[str, T]:
-        """Return the valid entries, the latest last; none if the file is damaged. Raises NotesError if another user may
-        have written it."""
-        check_private(self.path.parent)
-        entries = {}
-        with contextlib.suppress(OSError, *_DAMAGED):
-            for key, entry in json.loads(self.path.read_text(encoding="utf-8")).items():
-                with contextlib.suppress(*_DAMAGED):
-                    entries[key] = self._read(entry)
-        return entries
-
-    def add(self, new: Mapping[str, T]) -> None:
-        """Add entries, if the file can be written. Raises NotesError as `load` does."""
-        entries = {key: entry for key, entry in self.load().items() if key not in new} | {**new}
-        data = dict([*entries.items()][-self._capacity :])
-        with contextlib.suppress(OSError), replacing(self.path) as temporary:
-            temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
+def remember(path: Path, read: Callable[[Any], T], new: Mapping[str, T]) -> None:
+    """Add entries to such a file, if it can be written; the latest are kept. Raises NotesError as `remembered` does."""
+    entries = {key: entry for key, entry in remembered(path, read).items() if key not in new} | {**new}
+    data = dict([*entries.items()][-REMEMBERED:])
+    with contextlib.suppress(OSError), replacing(path) as temporary:
+        temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
 CHUNK = 4 << 20
-DIGESTS = 256  # capacity of the cache
+REMEMBERED = 256  # entries
 MIN_AGE = 2.0  # seconds: a file may change again within one tick of a coarse clock and keep its size and time
 
 
@@ -314,7 +311,7 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
     try:
         path = path.resolve()
         before = list(stamp(file))
-        entry = _digests(memory).load().get(str(path))
+        entry = remembered(memory, _check_digest).get(str(path))
         if entry is not None and entry[:-1] == before:
             return str(entry[-1])
         digest = _hash_file(file, progress)
@@ -323,7 +320,8 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
     except OSError as error:
         raise ModelError(f"cannot read {path}: {reason(error)}") from error
     if old_enough and after == before:
-        _digests(memory).add({str(path): [*before, digest]})
+        entry = [*before, digest]
+        remember(memory, _check_digest, {str(path): entry})
     return digest
 
 
@@ -331,7 +329,7 @@ def known_sha256(path: Path, memory: Path) -> str | None:
     """Return the cached digest of a file that has not changed since; its content is not read."""
     try:
         path = path.resolve()
-        entry = _digests(memory).load().get(str(path))
+        entry = remembered(memory, _check_digest).get(str(path))
         with path.open("rb") as file:
             return str(entry[-1]) if entry is not None and entry[:-1] == list(stamp(file)) else None
     except (OSError, NotesError):
@@ -349,10 +347,6 @@ def _hash_file(file: BinaryIO, progress: Progress | None) -> str:
         if progress is not None:
             progress(done, size)
     return digest.hexdigest()
-
-
-def _digests(path: Path) -> Memory[list[int | str]]:
-    return Memory(path, DIGESTS, _check_digest)
 
 
 def _check_digest(entry: list[int | str]) -> list[int | str]:

@@ -33,7 +33,7 @@ from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import ContextLengthError, EngineError, Help, ModelError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
-from notes_cli.library.safe_files import Memory, file_sha256
+from notes_cli.library.safe_files import file_sha256, remember, remembered
 from notes_cli.library.store import Library, Store, check_name
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 SEQUENCES = 4  # initial number of sequences
-REMEMBERED = 256  # rotation checks
 MOST_SEQUENCES = 255  # of llama.cpp's 256 one holds old entries during a rewrite (native/notes_decode.cpp)
 # Options that affect segments: LongRoPE depends on the context's size, keys of some sparse attention on flash
 # attention.
@@ -107,8 +106,6 @@ class Workspace(AbstractContextManager["Workspace"]):
         self._projector, self._image_tokens = projector, image_tokens
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
-        # Why no K/V may be moved, by `_rotation_key`; "" where nothing speaks against it.
-        self._checks = Memory(paths.models / "rotations.json", REMEMBERED, _text)
         self._carry, self._hashing, self._log = carry, hashing, log
         self._weights: str | None = None
         self._lock = os.getpid(), threading.RLock()
@@ -389,12 +386,17 @@ class Workspace(AbstractContextManager["Workspace"]):
         with self.scratch() as sequence:
             check = measure_rotation(sequence.context, sequence.seq_id)
         self._rotations[key] = "" if check is None or check.right else check.reason
-        self._checks.add({key: self._rotations[key]})
+        remember(self._rotations_file, _text, {key: self._rotations[key]})
         self.refresh_capabilities()
 
     @cached_property
     def _rotations(self) -> dict[str, str]:
-        return self._checks.load()
+        """Why no K/V may be moved, by `_rotation_key`; "" where nothing speaks against it."""
+        return remembered(self._rotations_file, _text)
+
+    @property
+    def _rotations_file(self) -> Path:
+        return self.paths.models / "rotations.json"
 
     def _rotation_key(self, identity: Identity) -> str:
         """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""

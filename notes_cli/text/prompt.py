@@ -75,11 +75,11 @@ class _Form(NamedTuple):
     as_user: bool = False  # results as messages of the user
 
 
-_WAYS = tuple(_Form(no_text, as_text) for no_text in ("", None) for as_text in (False, True))
-_TOGETHER = (*_WAYS, *(form._replace(short_ids=True) for form in _WAYS))
+_WAYS = [_Form(no_text, as_text) for no_text in ("", None) for as_text in (False, True)]
+_TOGETHER = [*_WAYS, *[form._replace(short_ids=True) for form in _WAYS]]
 _FORMS = (
-    *(*_TOGETHER, *(form._replace(apart=True) for form in _TOGETHER)),
-    *(*(form._replace(as_user=True) for form in _WAYS), _Form(in_content=True), _Form(in_content=True, as_user=True)),
+    *(*_TOGETHER, *[form._replace(apart=True) for form in _TOGETHER]),
+    *(*[form._replace(as_user=True) for form in _WAYS], _Form(in_content=True), _Form(in_content=True, as_user=True)),
 )
 _TALK = (  # precedes messages that continue a conversation
     Message("system", (TextPart("s"),)),
@@ -449,7 +449,7 @@ def _chunks(template: ChatTemplate, slots: Sequence[Slot], closing: str) -> list
     question = max((i for i, slot in enumerate(slots) if slot.message.role == "user"), default=-1)
     for number, slot in enumerate(slots):
         opening = _template_runs(template, slot.before)
-        content = _content_chunks(slot, template.cue if number == question else "")
+        content = _content_chunks(slot.message, slot.result, template.cue if number == question else "")
         if slot.calls:
             chunks += [Chunk("call", opening)] if opening else []
         elif content and content[0].kind in ("question", "result"):
@@ -473,11 +473,10 @@ def _template_runs(template: ChatTemplate, text: str) -> tuple[Run, ...]:
     return tuple([Run(stretch, special) for stretch, special in parts])
 
 
-def _content_chunks(slot: Slot, cue: str) -> list[Chunk]:
-    """Return the content of a message: its parts, with empty lines between."""
-    message = slot.message
-    if slot.result is not None:
-        return [Chunk("result", _plain(slot.result))]
+def _content_chunks(message: Message, result: str | None, cue: str) -> list[Chunk]:
+    """Return the content of a message: its parts, with empty lines between; `result`: of a tool, as in `Slot`."""
+    if result is not None:
+        return [Chunk("result", _plain(result))]
     if message.role == "assistant":
         return _text(message.text if message.tool_calls else message.text.strip())
     chunks: list[Chunk] = []
@@ -515,8 +514,8 @@ def _join_texts(chunks: Sequence[Chunk]) -> list[Chunk]:
     for kind, group in groupby(chunks, key=lambda chunk: chunk.kind):
         if kind == "text":
             runs = groupby([run for chunk in group for run in chunk.runs], key=attrgetter("special"))
-            texts = tuple(Run("".join(run.text for run in alike), special) for special, alike in runs)
-            joined.append(Chunk("text", texts))
+            texts = [Run("".join([run.text for run in alike]), special) for special, alike in runs]
+            joined.append(Chunk("text", tuple(texts)))
         else:
             joined += group
     return joined

@@ -101,8 +101,8 @@ def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
     assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "session", "setup")}
 
 
-def test_an_answer_enters_few_functions() -> None:
-    """With a skill and an erratum, on the model that ships."""
+def test_an_answer_uses_few_types_and_lines() -> None:
+    """A question and a turn of a session, with a skill and an erratum, and a chat, on the model that ships."""
     for name, count in counts.entered().items():
         limit = counts.LIMITS[name].limit
         assert 0 < count <= limit, f"{name}: {count:g}, at most {limit:g}"

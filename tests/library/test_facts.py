@@ -64,7 +64,7 @@ def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, monkeypatch:
         memory.write_text(data)
         assert file_sha256(model, memory) == sha256(model)
         assert list(json.loads(memory.read_text())) == [str(model)]
-    monkeypatch.setattr(safe_files, "DIGESTS", 1)
+    monkeypatch.setattr(safe_files, "REMEMBERED", 1)
     other.write_bytes(b"o")
     os.utime(other, (1, 1))
     file_sha256(other, memory)
