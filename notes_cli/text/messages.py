@@ -175,9 +175,11 @@ class SkillPart:
 
 @dataclass(frozen=True, slots=True)
 class ErratumPart:
-    """A correction of an earlier part."""
+    """A correction of an earlier part: of a field by `skill.field`, whose new value it states, or as free text."""
 
     sentence: str
+    key: str = ""
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
