@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.answering import Plan
+    from notes_cli.runtime.answering import Prefilled
     from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Request
@@ -65,7 +65,7 @@ _MODULES = {
     "measure.examination": ("Examination", "SessionReport"),
     "measure.speed": ("Benching", "Speed"),
     "measure.verify": ("Report",),
-    "runtime.answering": ("Plan",),
+    "runtime.answering": ("Prefilled",),
     "runtime.recompile": ("Compiled", "Imported"),
     "runtime.request": ("Answer", "Callbacks", "Request"),
     "sessions.edits": ("Compacted", "Edited"),
@@ -92,7 +92,7 @@ __all__ = [
     "NotesError",
     "Notice",
     "Paths",
-    "Plan",
+    "Prefilled",
     "Report",
     "Request",
     "SamplerOptions",

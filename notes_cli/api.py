@@ -26,7 +26,7 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.answering import Plan, ask, ask_stream, explain
+from notes_cli.runtime.answering import Prefilled, ask, ask_stream, explain
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Request, Stream
@@ -423,7 +423,9 @@ class Model(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def explain(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Plan:
+    def explain(
+        self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
+    ) -> Prefilled:
         """Return the plan of a prompt without computing it: its pieces, and whether each would be spliced or decoded
         and why. Options as in `ask`."""
         return explain(self.workspace, _request(question, how), callbacks)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
-    from notes_cli.runtime.answering import Plan
+    from notes_cli.runtime.answering import Prefilled
     from notes_cli.runtime.request import Answer, Request, Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.state import Entry, Origin
@@ -209,9 +209,9 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
     }
 
 
-def plan_as_json(plan: Plan) -> dict[str, Any]:
+def plan_as_json(plan: Prefilled) -> dict[str, Any]:
     facts = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
-    return {**facts, "pieces": [as_json(piece) for piece in plan.sequence.pieces]}
+    return {**facts, "pieces": [as_json(piece) for piece in plan.pieces]}
 
 
 def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, Any]:

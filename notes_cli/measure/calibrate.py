@@ -35,9 +35,9 @@ from notes_cli.measure.composition import SPLICED, Decision, Tally, decide, meas
 from notes_cli.measure.verify import ONE_PREFILL, verify_system
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
-from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_PLACE
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.names import human_time

@@ -40,8 +40,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.freshness import as_skill
 from notes_cli.runtime.generate import choose_task
-from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.resolve import DEFAULT_SEAM
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, joined
 

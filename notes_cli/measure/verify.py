@@ -19,8 +19,8 @@ from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedErro
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.generate import decide, log_softmax
-from notes_cli.runtime.prompt import Prompt, changes_of
-from notes_cli.runtime.resolve import DEFAULT_SEAM, method_for
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of
+from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText
 from notes_cli.text.erratum import known_fields

@@ -16,17 +16,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM, Method
+from notes_cli.engine.pieces import Piece
 from notes_cli.engine.positions import Patch, align
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.engine.sequence import run as run_task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, UnsupportedError, reason
-from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, temporary_cells, warn_unspliced
+from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, warn_unspliced
 from notes_cli.runtime.generate import (
     ANSWER_RESERVE,
     ReplyGenerator,
@@ -35,7 +36,7 @@ from notes_cli.runtime.generate import (
     ignore_text,
     log_softmax,
 )
-from notes_cli.runtime.prompt import Parts, Prompt, parts_of
+from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.request import (
     NO_CALLBACKS,
     PARALLEL,
@@ -47,80 +48,64 @@ from notes_cli.runtime.request import (
     Settings,
     Stream,
 )
-from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
+from notes_cli.runtime.resolve import Prepared, resolve_request
 from notes_cli.runtime.scheduler import Job, Scheduler, run
 from notes_cli.runtime.workspace import Workspace
 
-if TYPE_CHECKING:
-    from notes_cli.runtime.resolve import ResolvedRequest
-
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """An assembled prompt: its sequence, its settings, and when the request started and its skills were ready
-    (time.perf_counter)."""
+class Prefilled:
+    """A prompt in a sequence: its tokens by origin, its pieces, the time saved, and its settings."""
 
-    sequence: KVSequence
-    settings: Settings
     counts: Counts
-    begun: float
-    ready: float
+    pieces: tuple[Piece, ...]
+    settings: Settings
     saved: float | None  # seconds of prefill (assemble.py)
-    grammar: str | None = None  # constraint of the answer
 
     def __repr__(self) -> str:
         counts = self.counts
-        return f"Plan({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
+        return f"Prefilled({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
 
     @classmethod
-    def of(cls, draft: ResolvedRequest, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Plan:
-        """Make the plan of a resolved request whose prompt is in this sequence. `cached`: tokens that came from the
-        prefix cache; `shared`: tokens in cells that others share."""
-        gain = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], draft.segments)
+    def of(cls, prepared: Prepared, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Prefilled:
+        """Describe the prompt of a sequence. `cached`: tokens that came from the prefix cache; `shared`: tokens in
+        cells that others share."""
+        saved = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], prepared.segments)
         counts = replace(Counts.of(sequence), shared=shared)
-        return cls(sequence, draft.settings, counts, draft.begun, draft.ready, gain, draft.grammar)
+        return cls(counts, tuple(sequence.pieces), prepared.settings, saved)
 
 
-OnPrefill = Callable[[Plan], object]  # a callback for a decoded prompt
+OnPrefill = Callable[[Prefilled], object]  # a callback for a decoded prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A single question: its request, resolved, and its prompt in parts."""
-
-    draft: ResolvedRequest
-    prompt: Prompt
-    parts: Parts
-    tokens: int  # cells of the prompt, and temporary ones for edits of it
-    max_new: int  # most tokens to generate
-    choose_method: bool = False  # by comparing decisions (choose_per_edit), if it has the context to itself
-
-    def task(
-        self,
-        workspace: Workspace,
-        job: Job[Any],
-        callbacks: Callbacks,
-        on_boundary: Callable[[], object] | None = None,
-        on_prefill: OnPrefill | None = None,
-    ) -> Task[Answer]:
-        """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the
-        job's boundary are decoded, `on_prefill` when all are."""
-        assert job.sequence is not None
-        sequence, draft = job.sequence, self.draft
-        try:
-            yield from assemble_task(workspace, self.prompt, self.parts, **draft.how, begun=sequence)
-            if self.choose_method:
-                sequence, draft = choose_per_edit(workspace, draft, sequence)
-            if on_boundary and job.boundary:
-                if len(sequence) - sequence.undivided < job.boundary:  # its question would be in the same batch
-                    sequence.divide(job.boundary)
-                while not sequence.divided:
-                    yield [sequence]
-                on_boundary()
-            plan = Plan.of(draft, sequence, job.live, job.boundary or 0)
-            return (yield from answer_task(workspace, draft.request, plan, callbacks, on_prefill))
-        finally:
-            sequence.close()
+def prompt_task(
+    workspace: Workspace,
+    prepared: Prepared,
+    job: Job[Any],
+    callbacks: Callbacks,
+    on_boundary: Callable[[], object] | None = None,
+    on_prefill: OnPrefill | None = None,
+    *,
+    compare: bool = False,
+) -> Task[Answer]:
+    """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the job's
+    boundary are decoded, `on_prefill` when all are. `compare`: choose the method by comparing decisions."""
+    assert job.sequence is not None
+    sequence = job.sequence
+    try:
+        yield from assemble_task(workspace, prepared.prompt, begun=sequence, counted=True)
+        if compare:
+            sequence, prepared = choose_per_edit(workspace, prepared, sequence)
+        if on_boundary and job.boundary:
+            if len(sequence) - sequence.undivided < job.boundary:  # its question would be in the same batch
+                sequence.divide(job.boundary)
+            while not sequence.divided:
+                yield [sequence]
+            on_boundary()
+        prefilled = Prefilled.of(prepared, sequence, job.live, job.boundary or 0)
+        return (yield from answer_task(workspace, prepared, prefilled, sequence, callbacks, on_prefill))
+    finally:
+        sequence.close()
 
 
 def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
@@ -156,37 +141,36 @@ def stream(workspace: Workspace, make: Callable[[Callbacks], Job[Answer]], callb
     return job.result
 
 
-def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Plan:
-    """Plan a request: the pieces of its prompt and how each would be made, without computing."""
-    question = prepare(workspace, request, callbacks, dry=True)
-    room, parts = question.max_new, question.parts
-    sequence = assemble(workspace, question.prompt, **question.draft.how, dry=True, room=room, parts=parts)
-    return Plan.of(question.draft, sequence)
+def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Prefilled:
+    """Return the pieces of a request's prompt and how each would be made, without computing."""
+    prepared = prepare(workspace, request, callbacks, dry=True)
+    room = max_new_tokens(workspace, prepared.request, prepared.settings.think)
+    return Prefilled.of(prepared, assemble(workspace, prepared.prompt, dry=True, counted=True, room=room))
 
 
 def prepare(
     workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS, *, dry: bool = False
-) -> Question:
-    """Resolve a request and split its prompt into parts. `dry`: do not compile texts."""
+) -> Prepared:
+    """Resolve a request and render its prompt. `dry`: do not compile texts."""
     try:
-        draft = resolve_request(workspace, request, callbacks, dry=dry)
+        prepared = resolve_request(workspace, request, callbacks, dry=dry)
     except EngineError as error:
         if not dry and error.remedy and error.remedy.help is Help.LARGER_CONTEXT:
             # replaces an error of a compile, whose remedy does not count the rest of the prompt
             explain(workspace, request)
         raise
-    prompt = draft.prompt
-    parts = parts_of(workspace, prompt)
-    max_new = max_new_tokens(workspace, draft.request, draft.settings.think)
-    return Question(draft, prompt, parts, parts.count + temporary_cells(prompt, parts), max_new)
+    return replace(prepared, prompt=rendered(workspace, prepared.prompt))
 
 
 def _job(workspace: Workspace, request: Request, callbacks: Callbacks) -> Job[Answer]:
-    question = prepare(workspace, request, callbacks)
-    settings = question.draft.settings
-    if request.method == AUTO and settings.method == FIELD_ERRATUM and not settings.think:
-        question = replace(question, choose_method=True)
-    return Job(lambda job: question.task(workspace, job, callbacks), question.tokens, question.max_new)
+    prepared = prepare(workspace, request, callbacks)
+    settings = prepared.settings
+    compare = request.method == AUTO and settings.method == FIELD_ERRATUM and not settings.think
+    return Job(
+        lambda job: prompt_task(workspace, prepared, job, callbacks, compare=compare),
+        prepared.prompt.cells,
+        max_new_tokens(workspace, prepared.request, prepared.settings.think),
+    )
 
 
 def tokens_of_longest(workspace: Workspace, choices: Sequence[str] | None) -> int:
@@ -205,16 +189,17 @@ def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
 
 def answer_task(
     workspace: Workspace,
-    request: Request,
-    plan: Plan,
+    prepared: Prepared,
+    prefilled: Prefilled,
+    sequence: KVSequence,
     callbacks: Callbacks = NO_CALLBACKS,
     on_prefill: OnPrefill | None = None,
 ) -> Task[Answer]:
     """Decode the rest of an assembled prompt, reason if requested, then decide or generate. The sequence then ends with
     the answer, unless that is a choice."""
-    sequence = plan.sequence
+    request, settings = prepared.request, prepared.settings
     warn_unspliced(sequence, callbacks.on_notice)
-    with callbacks.progress("reading the prompt", plan.counts.decoded) as update:
+    with callbacks.progress("reading the prompt", prefilled.counts.decoded) as update:
         total = len(sequence.pending)
         while sequence.pending:
             yield [sequence]
@@ -222,7 +207,7 @@ def answer_task(
     yield from sequence.next_logits()
     prompt_decoded = time.perf_counter()
     if on_prefill:
-        on_prefill(plan)
+        on_prefill(prefilled)
     first: list[float] = []
 
     def on_text(text: str) -> None:
@@ -234,12 +219,12 @@ def answer_task(
         *(workspace, request.sampling, request.max_tokens, request.max_think),
         on_text=on_text,
         # only requested reasoning is streamed
-        on_reasoning=(callbacks.on_reasoning if plan.settings.think else None) or ignore_text,
+        on_reasoning=(callbacks.on_reasoning if settings.think else None) or ignore_text,
         on_token=callbacks.on_token,
-        grammar=plan.grammar,
+        grammar=prepared.grammar,
     )
     thought, decision, stopped, text, tokens = None, None, None, "", 0
-    if plan.settings.think:
+    if settings.think:
         thought = yield from generator.reason(sequence)
         callbacks.on_reasoning_end(thought, True)
     if request.choices is not None:
@@ -258,18 +243,18 @@ def answer_task(
     answer = Answer(
         text,
         tokens,
-        plan.settings,
-        plan.counts,
+        settings,
+        prefilled.counts,
         tuple(sequence.pieces),
         thought,
         decision,
         stopped,
-        begun=plan.begun,
-        load=plan.ready - plan.begun,
+        begun=prepared.begun,
+        load=prepared.ready - prepared.begun,
         splice=sequence.seconds["splice"],
-        prompt=prompt_decoded - plan.ready,
-        first_token=(first[0] if first else time.perf_counter()) - plan.ready,
-        saved=plan.saved,
+        prompt=prompt_decoded - prepared.ready,
+        first_token=(first[0] if first else time.perf_counter()) - prepared.ready,
+        saved=prefilled.saved,
     )
     callbacks.on_answer(answer)
     return answer
@@ -357,29 +342,27 @@ class _Batch:
             job.on_end = lambda job: end(job.outcome)
             self._scheduler.submit(job)
 
-    def _job(self, question: Question) -> Job[Answer]:
-        question = replace(question, draft=replace(question.draft, begun=self._begun))
-        workspace, scheduler, how = self._workspace, self._scheduler, question.draft.how
-        request = question.draft.request
-        layout = scheduler.prefixes.layout(
-            question.prompt, question.parts, how["seam"], splice=how["splice"], exact=how["exact"]
-        )
+    def _job(self, prepared: Prepared) -> Job[Answer]:
+        prepared = replace(prepared, begun=self._begun)
+        workspace, scheduler, request = self._workspace, self._scheduler, prepared.request
+        layout, tokens = scheduler.prefixes.layout(prepared.prompt), prepared.prompt.cells
         boundary = layout.boundary
 
         def task(job: Job[Answer]) -> Task[Answer]:
             kept = (lambda: scheduler.keep_prefix(job)) if job.prefix else None
-            return question.task(workspace, job, callbacks, kept)
+            return prompt_task(workspace, prepared, job, callbacks, kept)
 
         callbacks = replace(self._callbacks, progress=NO_CALLBACKS.progress)
         lookahead = tokens_of_longest(workspace, request.choices)
-        max_new = question.max_new - (request.room if request.choices is not None else 0)
-        workspace.check_length(question.tokens + 1)
+        max_new = max_new_tokens(workspace, request, prepared.settings.think)
+        max_new -= request.room if request.choices is not None else 0
+        workspace.check_length(tokens + 1)
         return Job(
             task,
-            question.tokens,
+            tokens,
             max_new,
             lookahead=lookahead,
-            limit=min(question.tokens + max_new + lookahead, workspace.longest or UNLIMITED),
+            limit=min(tokens + max_new + lookahead, workspace.longest or UNLIMITED),
             layout=layout if boundary else None,
             boundary=boundary,
         )
@@ -413,9 +396,7 @@ def compare(field: Probabilities, both: Probabilities, stale: Callable[[], Proba
     return Verdict(FIELD, f"field+erratum moves the decision by no more than {MARGIN} in probability")
 
 
-def choose_per_edit(
-    workspace: Workspace, draft: ResolvedRequest, sequence: KVSequence
-) -> tuple[KVSequence, ResolvedRequest]:
+def choose_per_edit(workspace: Workspace, draft: Prepared, sequence: KVSequence) -> tuple[KVSequence, Prepared]:
     """Return the sequence of the method that `compare` chooses, and the request with this method. `sequence`: the
     prompt by `field+erratum`; it is closed if the other one is chosen, or on failure."""
     trial = _Trial(workspace, draft, sequence)
@@ -436,7 +417,7 @@ def choose_per_edit(
 class _Trial:
     """Decisions of one question by several methods, in forks of the sequence with the prompt by `field+erratum`."""
 
-    def __init__(self, workspace: Workspace, draft: ResolvedRequest, sequence: KVSequence) -> None:
+    def __init__(self, workspace: Workspace, draft: Prepared, sequence: KVSequence) -> None:
         self._workspace, self._draft, self._sequence = workspace, draft, sequence
         self._prompt, self._choices = draft.prompt, draft.request.choices
         self.end = min(piece.position for piece in sequence.pieces if piece.kind == "erratum")
@@ -490,15 +471,14 @@ class _Trial:
         if patches:
             self.decoded += fork.replace(patches)
         start = len(fork)
-        parts = parts_of(self._workspace, prompt)
-        run_task(assemble_task(self._workspace, prompt, parts, begun=fork, **self._draft.how))
+        run_task(assemble_task(self._workspace, rendered(self._workspace, prompt), begun=fork, counted=True))
         self.decoded += len(fork) - start
         return fork
 
     def _compiled_values(self) -> list[Patch]:
         """Return the patches of the sequence that put the compiled values back."""
         patches = []
-        for name, changed in parts_of(self._workspace, self._prompt).changes.items():
+        for name, changed in self._prompt.changes.items():
             segment = next(segment for segment in self._prompt.segments if segment.name == name)
             start = min(
                 piece.position for piece in self._sequence.pieces if (piece.kind, piece.name) == ("splice", name)

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from notes_cli.editing.methods import amend, free_cells, prepare
+from notes_cli.editing.methods import amend, prepare
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run, skill_batches
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
-from notes_cli.runtime.prompt import Parts, Prompt, parts_of
-from notes_cli.runtime.resolve import DEFAULT_SEAM, RUN_SEAM, repair
+from notes_cli.runtime.prompt import Prompt, rendered
+from notes_cli.runtime.resolve import RUN_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from notes_cli.engine.context import Context
     from notes_cli.engine.vision import ImageEmbeddings
-    from notes_cli.runtime.resolve import AssembleOptions
     from notes_cli.runtime.token_runs import PlacedRun
 
 APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
@@ -39,38 +36,32 @@ def assemble(
     rotate: bool = True,
     dry: bool = False,
     room: int = 0,
-    parts: Parts | None = None,
-    **options: Unpack[AssembleOptions],
+    counted: bool = False,
+    **changes: Any,
 ) -> KVSequence:
-    """Assemble the prompt in a new sequence of the workspace, with capacity for `room` more tokens. `splice=False`
-    decodes the same tokens instead: the full recompute that everything is compared with. `rotate=False` places K/V
-    without rotating keys: the control, with wrong results by design. `dry`: compute nothing. `strict`: raise
-    UnsupportedError for a skill whose K/V cannot be placed, instead of decoding it (`warn_unspliced`). `exact`: place
-    K/V only where it equals that of a prefill of the whole prompt. `parts`: assemble only these. `counted`: record the
-    use of skills and the time saved."""
-    parts = parts_of(workspace, prompt) if parts is None else parts
-    workspace.make_room(parts.count + temporary_cells(prompt, parts), room)
-    return run(assemble_task(workspace, prompt, parts, rotate=rotate, dry=dry, **options))
+    """Assemble the prompt, with these `changes` of its fields, in a new sequence of the workspace, with capacity for
+    `room` more tokens. `rotate=False` places K/V without rotating keys: the control, with wrong results by design.
+    `dry`: compute nothing. `counted`: record the use of skills and the time saved."""
+    prompt = replace(prompt, **changes) if changes else prompt
+    prompt = prompt if prompt.chunks else rendered(workspace, prompt)
+    workspace.make_room(prompt.cells, room)
+    return run(assemble_task(workspace, prompt, rotate=rotate, dry=dry, counted=counted))
 
 
 def assemble_task(
     workspace: Workspace,
     prompt: Prompt,
-    parts: Parts,
     *,
-    seam: int = DEFAULT_SEAM,
-    splice: bool = True,
     rotate: bool = True,
     dry: bool = False,
-    strict: bool = False,
-    exact: bool = False,
     begun: KVSequence | None = None,
     counted: bool = False,
     runs: list[PlacedRun] | None = None,
 ) -> Task[KVSequence]:
-    """As `assemble`, as a task of a loop without growing the context: tokens before a splice are decoded together with
-    those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed on failure. `runs`: of its
-    texts after that prefix; each is taken out once it is placed, as its K/V takes memory."""
+    """As `assemble`, as a task of a loop without growing the context, for a prompt that is rendered: tokens before a
+    splice are decoded together with those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed
+    on failure. `runs`: of its texts after that prefix; each is taken out once it is placed, as its K/V takes memory."""
+    splice = prompt.splice
     names = {placed.source.name for placed in runs or ()}
     by_name = {segment.name: segment for segment in prompt.segments}
     if splice:
@@ -78,22 +69,22 @@ def assemble_task(
             workspace.check(segment)
 
     start = 0 if begun is None else len(begun)
-    ends = accumulate(len(ids) for _, ids in parts.all_chunks)
-    absent = {chunk.name for (chunk, _), end in zip(parts.all_chunks, ends, strict=True) if end > start}
+    ends = accumulate(map(len, prompt.tokens))
+    absent = {chunk.name for chunk, end in zip(prompt.chunks, ends, strict=True) if end > start}
     try:
         prepared = {
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
-            for name, changed in (parts.changes.items() if splice else ())
+            for name, changed in (prompt.changes.items() if splice else ())
             if name in absent - prompt.decoded
         }
     except NotesError as error:
         workspace.advise(error)
         raise
-    place = SegmentPlacer(seam, rotate, strict, exact, partial(workspace.encode_images, dry=dry))
+    place = SegmentPlacer(prompt.seam, rotate, prompt.strict, prompt.exact, partial(workspace.encode_images, dry=dry))
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
-        present, last = start, len(parts.chunks) - 1
-        for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the chunk before the first
+        present, last = start, len(prompt.chunks) - 1
+        for number, (chunk, ids) in enumerate(zip(prompt.chunks, prompt.tokens, strict=True)):
             # Many tokens pending before the question are decoded separately, few together with it, as where prompts
             # share that prefix (runtime/prefix_cache.py).
             if number == last and sequence.undivided > APART:
@@ -105,7 +96,7 @@ def assemble_task(
             if chunk.kind != "splice":
                 yield from append_text(workspace, sequence, ids, runs or [], chunk.kind, chunk.name)
                 continue
-            segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
+            segment, changed = by_name[chunk.name], prompt.changes.get(chunk.name)
             if segment.media and (not splice or chunk.name in prompt.decoded):
                 if len(ids) < len(segment):  # `begun` ends within it
                     raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
@@ -193,17 +184,6 @@ def _spliced_pieces(pieces: Sequence[Piece], name: str) -> list[Piece]:
     all_spliced = [piece for piece in pieces if piece.how == "spliced"]
     left = [piece for piece in all_spliced if piece.reason is Reason.RESTORED_CONTEXT and piece.detail == name]
     return left + [piece for piece in all_spliced if piece.kind == "splice" and piece.name == name]
-
-
-def temporary_cells(prompt: Prompt, parts: Parts) -> int:
-    """Return the number of cells that assembling needs temporarily: to edit in place, and for the tokens as compiled
-    where a new value is shorter."""
-    by_name = {segment.name: segment for segment in prompt.segments}
-    edited = parts.changes if prompt.method.record.edits_rows else {}
-    return sum(
-        free_cells(by_name[name], changed, prompt.method) + max(0, len(by_name[name]) - len(changed.tokens))
-        for name, changed in edited.items()
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,11 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Identity, Media, Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
-from notes_cli.runtime.assemble import APART, temporary_cells
+from notes_cli.runtime.assemble import APART
 from notes_cli.runtime.compile import MOVES
-from notes_cli.runtime.prompt import Parts, Prompt
+from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.prompt import Chunk
 
 BLOCK = 256  # tokens
 WORTH = 16  # a restore must save more tokens than this
@@ -270,11 +269,7 @@ REMEMBERED = 4096  # numbered origins kept
 class Layout:
     """A prompt's tokens, and the origin that each one's K/V will have."""
 
-    prompt: Prompt
-    parts: Parts
-    seam: int
-    splice: bool  # skills are spliced, not decoded
-    exact: bool  # only K/V that equals a prefill's bit for bit (`begin_exactly`, runtime/assemble.py)
+    prompt: Prompt  # rendered
     tokens: Tokens
     origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill with an origin of its own
@@ -287,17 +282,12 @@ class Layout:
         return len(self.tokens)
 
     @property
-    def temporary(self) -> int:
-        """Number of cells that its prefill needs temporarily."""
-        return temporary_cells(self.prompt, self.parts)
-
-    @property
     def texts(self) -> list[tuple[int, int]]:
         """Tokens [first, last) of each text that is decoded, without the prompt's last token, whose logits are
         needed."""
-        ends = list(accumulate(len(ids) for _, ids in self.parts.all_chunks))
-        spans = zip([0, *ends], ends, self.parts.all_chunks, strict=False)
-        return [(first, min(last, len(self) - 1)) for first, last, (chunk, _) in spans if chunk.kind != "splice"]
+        ends = list(accumulate(map(len, self.prompt.tokens)))
+        spans = zip([0, *ends], ends, self.prompt.chunks, strict=False)
+        return [(first, min(last, len(self) - 1)) for first, last, chunk in spans if chunk.kind != "splice"]
 
     def begin(self, length: int) -> int:
         """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
@@ -339,7 +329,7 @@ class Layout:
     @property
     def asked(self) -> int:
         """Number of tokens before its last text, the question."""
-        return len(self) - len(self.parts.tokens[-1])
+        return len(self) - len(self.prompt.tokens[-1])
 
     @property
     def boundary(self) -> int:
@@ -349,7 +339,7 @@ class Layout:
     def live(self, length: int) -> list[Piece]:
         """Return pieces for a cached prefix of this length."""
         pieces, place = [], 0
-        for chunk, ids in self.parts.all_chunks:
+        for chunk, ids in zip(self.prompt.chunks, self.prompt.tokens, strict=True):
             if (count := min(len(ids), length - place)) > 0:
                 near = np.count_nonzero(self.origins[place : place + count] < 0)
                 detail = str(near) if near else ""
@@ -382,36 +372,28 @@ class PrefixCache:
         self._unused = count(1)
         self._clock = count(1)
 
-    def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True, exact: bool = False) -> Layout:
-        """Compute the layout of a prompt."""
+    def layout(self, prompt: Prompt) -> Layout:
+        """Compute the layout of a rendered prompt."""
         by_name = {segment.name: segment for segment in prompt.segments}
-        tokens = [parts.opening, *parts.tokens]
-        origins = [np.zeros(len(parts.opening), np.int32)]
-        splices, skills, prefix_only, place = list[tuple[int, int]](), list[tuple[int, int]](), 0, len(parts.opening)
-        for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
-            spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
+        origins = []
+        splices, skills, prefix_only, place = list[tuple[int, int]](), list[tuple[int, int]](), 0, 0
+        for chunk, ids in zip(prompt.chunks, prompt.tokens, strict=True):
+            spliced = prompt.splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
-            how = _DECODED if not spliced else _EXACT if exact else seam
+            how = _DECODED if not spliced else _EXACT if prompt.exact else prompt.seam
             edit = None
-            if spliced and chunk.name in parts.changes and prompt.method.record.edits_rows:
+            if spliced and chunk.name in prompt.changes and prompt.method.record.edits_rows:
                 edit = str(prompt.method), ids.tobytes()
             # Exact: the same tokens as a text are decoded in other batches.
-            own = spliced or image or (exact and chunk.kind == "splice")
+            own = spliced or image or (prompt.exact and chunk.kind == "splice")
             origins.append(np.full(len(ids), self._number(by_name[chunk.name], how, edit) if own else 0, np.int32))
             skills += [(place, place + len(ids))] if chunk.kind == "splice" else []
             if own:
                 splices.append((place, place + len(ids)))
                 prefix_only = place + len(ids) if by_name[chunk.name].prefix_only else prefix_only
             place += len(ids)
-        whole = np.concatenate(tokens).astype(np.int32)
-        spans = tuple(splices), tuple(skills)
-        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), *spans, prefix_only)
-
-    def raw(self, tokens: Tokens) -> Layout:
-        """Return the layout of a text that is decoded as it is."""
-        parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
-        origins = np.zeros(len(tokens), np.int32)
-        return Layout(Prompt(""), parts, 0, False, False, tokens, origins, splices=(), skills=(), prefix_only=0)
+        tokens = np.concatenate(prompt.tokens).astype(np.int32)
+        return Layout(prompt, tokens, np.concatenate(origins), tuple(splices), tuple(skills), prefix_only)
 
     def _number(self, segment: Segment, how: int, edit: tuple[str, bytes] | None = None) -> int:
         """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or
@@ -447,7 +429,7 @@ class PrefixCache:
             if context.model.recurrent or context.drops:  # a window may lack rows before the last one
                 state = rows if rows == len(cached.sequence) else -1
             usable = self._usable_length(layout, min(common, rows), state)
-            if layout.exact and usable != (begin := layout.begin_exactly(cached.sequence, usable)):
+            if layout.prompt.exact and usable != (begin := layout.begin_exactly(cached.sequence, usable)):
                 usable = 0 if state is not None else begin
             if rows < common:
                 coming = max(coming, self._usable_length(layout, common, state))
@@ -460,7 +442,7 @@ class PrefixCache:
 
     def _stored(self, layout: Layout, salt: str) -> tuple[list[tuple[Block, int]], int]:
         """Return the blocks of the store that a prompt begins with, and how many of their tokens are reusable."""
-        if self.store is None or layout.exact:  # it does not know the batches of its rows
+        if self.store is None or layout.prompt.exact:  # it does not know the batches of its rows
             return [], 0
         most = len(layout) - 1
         path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, LOWEST_ORIGIN[layout.reuse])
@@ -536,7 +518,7 @@ class PrefixCache:
         tokens, or for an exact prompt (`make_exact`), else in a fork. `dry`: for planning. `fork`: always in a fork,
         whose pieces are those of the cached sequence."""
         cached.used = next(self._clock)
-        alone = layout.exact and len(self.entries) == 1
+        alone = layout.prompt.exact and len(self.entries) == 1
         if cached.idle and (length == len(cached.sequence) or alone) and not (dry or fork):
             self.entries.remove(cached)
             sequence = cached.sequence

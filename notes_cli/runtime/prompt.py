@@ -1,14 +1,14 @@
-"""Defines a prompt, splits it into chunks by the chat template, and tokenizes them."""
+"""Defines a prompt: its contents, and how its skills are placed. Renders it by the chat template, and tokenises it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from notes_cli.editing.methods import ERRATUM, Change, Method, change
+from notes_cli.editing.methods import ERRATUM, Change, Method, change, free_cells
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.library.info import SegmentInfo
@@ -19,12 +19,13 @@ from notes_cli.text.messages import Conversation, SkillPart, asking, check_once,
 from notes_cli.text.prompt import Chunk, build, next_turn
 from notes_cli.text.template import ChatTemplate
 
-_OPENING = Chunk("text")  # BOS
+DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Contents of a prompt: question, spliced segments, errata in order, and system text."""
+    """Contents of a prompt: question, spliced segments, errata in order, and system text; and how segments are placed
+    (assemble.py). `chunks`, `tokens` and `changes` are set by `rendered`; `replace` leaves them empty."""
 
     question: str
     segments: Sequence[Segment] = ()
@@ -42,6 +43,38 @@ class Prompt:
     think: bool = False  # the prompt ends where reasoning begins (runtime/generate.py continues)
     # Replaces question, system text, turns, place and errata: messages with parts, tools, calls and results.
     conversation: Conversation | None = None
+    seam: int = DEFAULT_SEAM
+    splice: bool = True  # False: decode the same tokens, the full prefill that everything is compared with
+    strict: bool = False  # raise UnsupportedError for a skill whose K/V cannot be placed, instead of decoding it
+    exact: bool = False  # place K/V only where it equals that of a prefill of the whole prompt
+    chunks: tuple[Chunk, ...] = field(default=(), init=False)
+    tokens: tuple[Tokens, ...] = field(default=(), init=False)  # of each chunk; of a skill those that the method leaves
+    changes: Mapping[str, Change] = field(default_factory=dict, init=False)  # by skill
+
+    @classmethod
+    def raw(cls, tokens: Tokens) -> Prompt:
+        """Return a prompt of these tokens, without a template."""
+        return cls("")._with((Chunk("text"),), (tokens,), {})
+
+    def _with(self, chunks: tuple[Chunk, ...], tokens: tuple[Tokens, ...], changes: Mapping[str, Change]) -> Prompt:
+        prompt = replace(self)
+        for name, value in (("chunks", chunks), ("tokens", tokens), ("changes", changes)):
+            object.__setattr__(prompt, name, value)
+        return prompt
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return sum(map(len, self.tokens))
+
+    @property
+    def cells(self) -> int:
+        """Number of cells that assembling needs: its tokens, and temporary ones to edit in place and for the tokens as
+        compiled where a new value is shorter."""
+        by_name = {segment.name: segment for segment in self.segments}
+        return len(self) + sum(
+            free_cells(by_name[name], changed, self.method) + max(0, len(by_name[name]) - len(changed.tokens))
+            for name, changed in (self.changes if self.method.record.edits_rows else {}).items()
+        )
 
     @cached_property
     def values(self) -> list[tuple[Reference, str]]:
@@ -79,26 +112,6 @@ class Prompt:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A prompt's chunks and their tokens; for a skill with new values those that the edit method leaves."""
-
-    chunks: tuple[Chunk, ...]
-    tokens: tuple[Tokens, ...]
-    opening: Tokens  # BOS, if the first chunk is a skill
-    changes: Mapping[str, Change]  # by skill
-
-    @property
-    def all_chunks(self) -> Iterator[tuple[Chunk, Tokens]]:
-        """Chunks with their tokens, BOS first if it is separate."""
-        return zip((_OPENING, *self.chunks), (self.opening, *self.tokens), strict=True)
-
-    @property
-    def count(self) -> int:
-        """Number of tokens."""
-        return len(self.opening) + sum(map(len, self.tokens))
-
-
 def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     """Split a prompt into chunks; the last one is the question with the template's text around it. Raises NotesError
     for a conversation with other skills than the prompt."""
@@ -131,28 +144,28 @@ def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:
         raise NotesError("the errata of a conversation are parts of its messages")
 
 
-def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | None = None) -> Parts:
-    """Return the chunks (unless given) with their tokens. Raises SkillError for a field that no skill has,
-    EngineError for a prompt that is certain not to fit."""
-    by_name = {segment.name: segment for segment in prompt.segments}
+def rendered(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | None = None) -> Prompt:
+    """Return the prompt with its chunks (unless given) and their tokens; BOS is a chunk of its own before a skill.
+    Raises SkillError for a field that no skill has, EngineError for a prompt that is certain not to fit."""
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
-    edited = changes if prompt.method.record.edits_rows else {}
-    skills = {name: segment.tokens for name, segment in by_name.items()}
-    skills |= {name: changed.tokens for name, changed in edited.items()}
+    skills = {segment.name: segment.tokens for segment in prompt.segments}
+    if prompt.method.record.edits_rows:
+        skills |= {name: changed.tokens for name, changed in changes.items()}
     workspace.check_text("".join(chunk.text for chunk in chunks))
     tokens = [skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk) for chunk in chunks]
-    opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, for a template that begins with a skill
     if chunks[0].kind != "splice":
-        tokens[0], opening = workspace.with_bos(tokens[0]), opening[:0]
-    return Parts(tuple(chunks), tuple(tokens), opening, changes)
+        tokens[0] = workspace.with_bos(tokens[0])
+    elif len(opening := workspace.with_bos(np.zeros(0, np.int32))):
+        chunks, tokens = [Chunk("text"), *chunks], [opening, *tokens]
+    return prompt._with(tuple(chunks), tuple(tokens), changes)
 
 
-def with_tools(
+def rendered_with_tools(
     workspace: Workspace, prompt: Prompt, known: Iterable[SegmentInfo], open_: Callable[[SegmentInfo], Segment | None]
-) -> tuple[Prompt, list[Chunk]]:
-    """Splice a compiled tool set where the template renders exactly its tokens. Returns the prompt and its chunks,
-    unchanged if no set matches. `open_` opens one of `known`, or returns None if it is gone."""
+) -> Prompt:
+    """As `rendered`, with a compiled tool set spliced where the template renders exactly its tokens. `open_` opens one
+    of `known`, or returns None if it is gone."""
     from notes_cli.text.tools import with_splice  # only for conversations with tools
 
     chunks = chunks_of(workspace, prompt)
@@ -165,8 +178,8 @@ def with_tools(
             new_chunks, runs = match
             same = np.array_equal(workspace.model.tokenize_runs(runs), info.tokens)
             if same and (segment := open_(info)) is not None:
-                return replace(prompt, segments=[*prompt.segments, segment]), new_chunks
-    return prompt, chunks
+                return rendered(workspace, replace(prompt, segments=[*prompt.segments, segment]), new_chunks)
+    return rendered(workspace, prompt, chunks)
 
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal
 from notes_cli.engine.segment import Segment
@@ -32,7 +32,7 @@ from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.open_skills import open_segments
-from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of
 from notes_cli.runtime.request import Callbacks, Request, Settings
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import (
@@ -53,63 +53,25 @@ if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
 
 
-class AssembleOptions(TypedDict, total=False):
-    """Options of `assemble`, which describes them."""
-
-    seam: int
-    splice: bool
-    strict: bool
-    exact: bool
-    counted: bool
-
-
 @dataclass(frozen=True, slots=True)
-class ResolvedRequest:
-    """A request ready to be assembled; with the times of its start and of its skills being open (time.perf_counter)."""
+class Prepared:
+    """A request whose skills are open and whose settings are effective; with the times of its start and of its skills
+    being open (time.perf_counter)."""
 
     request: Request  # with global errata
-    segments: Sequence[Segment]  # skills, then the memory, then images
+    prompt: Prompt  # in a session that of the first turn
     settings: Settings
     begun: float
     ready: float
     grammar: str | None = None  # constraint of the answer
 
     @property
-    def prompt(self) -> Prompt:
-        """The prompt; in a session that of the first turn. Raises SkillError for an erratum of an unknown field, and
-        for a skill in `decode` that is not spliced."""
-        request, segments = self.request, self.segments
-        others = len(request.images) + (request.memory is not None)
-        return Prompt(
-            request.question,
-            segments,
-            read_errata(request.errata, known_fields(*segments)),
-            request.system,
-            self.settings.wording,
-            fields=request.fields,
-            method=self.settings.method or Method(),
-            place=self.settings.place,
-            shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
-            decoded=_names_to_decode(request, segments),
-            think=self.settings.think,
-        )
-
-    @property
-    def how(self) -> AssembleOptions:
-        """Options of `assemble`."""
-        request = self.request
-        return {
-            "seam": self.settings.seam,
-            "splice": not request.recompute,
-            "strict": request.strict,
-            "exact": request.exact,
-            "counted": True,
-        }
+    def segments(self) -> Sequence[Segment]:
+        """Skills, then the memory, then images."""
+        return self.prompt.segments
 
 
-def resolve_request(
-    workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False
-) -> ResolvedRequest:
+def resolve_request(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> Prepared:
     """Open the skills of a request outside sessions, and resolve it. `dry`: do not compile texts."""
     begun = time.perf_counter()
     if request.results:
@@ -130,7 +92,7 @@ def resolve(
     goes_on: bool = False,
     grammar: str | None = None,
     begun: float | None = None,
-) -> ResolvedRequest:
+) -> Prepared:
     """Resolve a request with these opened skills and images, with notices about the outcome. `had`: skills already in
     the session, None outside sessions; `goes_on`: the session only edits them. `unapplied`: global errata for those, by
     field, not stated yet. `begun`: start of the request; None: now."""
@@ -148,7 +110,30 @@ def resolve(
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
     settings = _settings(workspace, request, segments, callbacks.on_notice, had is not None, goes_on, stated)
-    return ResolvedRequest(request, segments, settings, ready if begun is None else begun, ready, grammar)
+    prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings)
+    return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
+
+
+def _prompt(request: Request, segments: Sequence[Segment], settings: Settings) -> Prompt:
+    """Raises SkillError for an erratum of an unknown field, and for a skill in `decode` that is not spliced."""
+    others = len(request.images) + (request.memory is not None)
+    return Prompt(
+        request.question,
+        segments,
+        read_errata(request.errata, known_fields(*segments)),
+        request.system,
+        settings.wording,
+        fields=request.fields,
+        method=settings.method or Method(),
+        place=settings.place,
+        shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
+        decoded=_names_to_decode(request, segments),
+        think=settings.think,
+        seam=settings.seam,
+        splice=not request.recompute,
+        strict=request.strict,
+        exact=request.exact,
+    )
 
 
 def constraint_of(workspace: Workspace, request: Request) -> str | None:
@@ -345,8 +330,7 @@ def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset
 # Settings by calibration.
 
 # Measured on tiny models (docs/findings.md).
-DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
-RUN_SEAM = 16  # likewise at the start of a run (runtime/token_runs.py; docs/serving.md)
+RUN_SEAM = 16  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
 DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 

@@ -211,7 +211,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
-            if layout.exact and not self.running:
+            if layout.prompt.exact and not self.running:
                 self.prefixes.make_exact(cached if length else None)
             layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:

@@ -20,8 +20,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
-from notes_cli.runtime.answering import Plan
-from notes_cli.runtime.assemble import append_text, assemble_task, saved_seconds
+from notes_cli.runtime.answering import Prefilled, prompt_task
+from notes_cli.runtime.assemble import assemble_task, saved_seconds
 from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.prefix_cache import Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
@@ -101,12 +101,10 @@ class AnswerTasks:
     def explain(self, prepared: PreparedRequest | PreparedQuestion) -> dict[str, object]:
         """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
         if isinstance(prepared, PreparedQuestion):
-            question = prepared.question
             with self._workspace.sequence(dry=True) as sequence:
-                how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
-                run(assemble_task(self._workspace, question.prompt, question.parts, **how))
-                plan = Plan.of(question.draft, sequence)
-                return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
+                run(assemble_task(self._workspace, prepared.question.prompt, dry=True, begun=sequence))
+                plan = Prefilled.of(prepared.question, sequence)
+            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": prepared.notices}
         layout = prepared.layout
         salt = prepared.request.salt
         cached, length, _ = self._prefixes.find(layout, salt)
@@ -127,7 +125,7 @@ class AnswerTasks:
             tokens = len(prepared.layout)
             return Job(
                 lambda work: self._answer(job, work, prepared),
-                tokens + prepared.layout.temporary,
+                prepared.layout.prompt.cells,
                 min(prepared.max_new, GRANT),
                 min(1 + (prepared.reasoning_end if prepared.think else 0), prepared.max_new),
                 answers=job.request.params.choices,
@@ -212,12 +210,12 @@ class AnswerTasks:
         events = _AnswerEvents(job, self._workspace, asked.notices)
         if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
-        answer = yield from asked.question.task(
-            *(self._workspace, work, events.callbacks),
+        answer = yield from prompt_task(
+            *(self._workspace, asked.question, work, events.callbacks),
             on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
-            on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
+            on_prefill=lambda done: self._on_prefill(job, done, work.live),
         )
-        self._emit_done(job, events.done(asked.question.draft.request, answer))
+        self._emit_done(job, events.done(asked.question.request, answer))
 
     def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
         """Answer the next turn of a session; the session is closed at the end."""
@@ -230,15 +228,15 @@ class AnswerTasks:
                 *(turn.request, events.callbacks),
                 assembled=lambda sequence: self._scheduler.reserve(work, sequence),
                 room=turn.first_tokens,
-                on_prefill=lambda plan: self._on_prefill(job, plan),
+                on_prefill=lambda done: self._on_prefill(job, done),
             )
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 
-    def _on_prefill(self, job: ServerJob, plan: Plan, live: int = 0) -> None:
-        live += sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
+    def _on_prefill(self, job: ServerJob, prefilled: Prefilled, live: int = 0) -> None:
+        live += sum(piece.tokens for piece in prefilled.pieces if piece.reason is Reason.RESTORED_SESSION)
         seconds = time.perf_counter() - job.arrived
-        done = PrefillDone(plan.counts, tuple(plan.sequence.pieces), seconds, saved=plan.saved)
+        done = PrefillDone(prefilled.counts, prefilled.pieces, seconds, saved=prefilled.saved)
         self._emit_prefill_done(job, live, done)
 
     def _emit_prefill_done(self, job: ServerJob, live: int, done: PrefillDone) -> None:
@@ -253,20 +251,9 @@ class AnswerTasks:
         self._metrics.generated += answer.tokens
         job.on_event(answer)
 
-    def _prefill(self, layout: Layout, sequence: KVSequence, runs: list[PlacedRun]) -> Task[None]:
-        if layout.prompt.conversation is None:
-            yield from append_text(self._workspace, sequence, layout.tokens[len(sequence) :], runs)
-            return
-        yield from assemble_task(
-            *(self._workspace, layout.prompt, layout.parts),
-            seam=layout.seam,
-            splice=layout.splice,
-            exact=layout.exact,
-            dry=sequence.dry,
-            begun=sequence,
-            counted=True,
-            runs=runs,
-        )
+    def _prefill(self, layout: Layout, sequence: KVSequence, runs: list[PlacedRun]) -> Task[KVSequence]:
+        how: dict[str, Any] = {"dry": sequence.dry, "begun": sequence, "counted": True, "runs": runs}
+        return assemble_task(self._workspace, layout.prompt, **how)
 
 
 def client_error(error: Exception) -> NotesError:

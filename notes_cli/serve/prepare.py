@@ -26,9 +26,10 @@ from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
-from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
+from notes_cli.runtime.prompt import Prompt, changes_of, rendered, rendered_with_tools
 from notes_cli.runtime.request import UNLIMITED, Callbacks, Request
 from notes_cli.runtime.resolve import UNMEASURED, check_usable, choose, defaults, requests_reasoning, with_unique_names
+from notes_cli.runtime.resolve import Prepared as PreparedAsk
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import (
@@ -74,7 +75,7 @@ class PreparedRequest:
 class PreparedQuestion:
     """A question with the prompt of `notes ask`, and the cells that it needs."""
 
-    question: answering.Question
+    question: PreparedAsk
     tokens: int
     first_tokens: int  # generated tokens that have cells at admission
     lookahead: int  # cells to score its longest choice
@@ -132,7 +133,9 @@ def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = Fal
     if request.prompt is not None:
         if alias_skills:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        layout = _with_reuse(state, request, state.prefixes.raw(_prompt_tokens(state.workspace, request.prompt)))
+        layout = _with_reuse(
+            state, request, state.prefixes.layout(Prompt.raw(_prompt_tokens(state.workspace, request.prompt)))
+        )
         return _with_limits(state, request, layout, False)
     return _prepare_chat(state, request, (*alias_skills, *request.notes.splice), dry=dry)
 
@@ -293,20 +296,18 @@ def _prepare_chat(
     first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
     messages = _with_skills(messages, first, settings.place)
     try:
-        conversation = Conversation(tuple(messages), request.tools, request.prefill)
-        prompt = replace(prompt, conversation=conversation)
+        conversation, notes = Conversation(tuple(messages), request.tools, request.prefill), request.notes
+        how: dict[str, Any] = {"seam": settings.seam, "splice": not notes.recompute, "exact": notes.exact}
+        prompt = replace(prompt, conversation=conversation, **how)
         toolsets = cache.known() if request.tools and not request.notes.private else ()
-        prompt, chunks = with_tools(workspace, prompt, toolsets, cache.open)
-        parts = parts_of(workspace, prompt, chunks)
+        prompt = rendered_with_tools(workspace, prompt, toolsets, cache.open)
     except ModelError:
         if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
             raise
         # A template that encodes tool results cannot have a skill there: their text is decoded.
         other_roles = [role for role in roles if role != "tool"]
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
-    notes = request.notes
-    layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
-    layout = _with_reuse(state, request, layout)
+    layout = _with_reuse(state, request, state.prefixes.layout(prompt))
     notices: tuple[str, ...] = ()
     if request.tools and workspace.template.generic_tools:
         notices = (f"{workspace.template.name} has no tools: the prompt describes them in a general form",)
@@ -487,24 +488,16 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     check_params(workspace, chat)
     notices = _edited_notices(workspace, request)
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
-    question = answering.prepare(workspace, request, callbacks, dry=dry)
-    workspace.check_length(question.tokens + min(question.max_new, 1))
+    asked = answering.prepare(workspace, request, callbacks, dry=dry)
+    tokens, max_new = asked.prompt.cells, max_new_tokens(workspace, asked.request, asked.settings.think)
+    workspace.check_length(tokens + min(max_new, 1))
     lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
     if chat.shared:
-        layout = _layout(state, question)
-        boundary = layout.begin(common_prefix(layout.tokens, _layout(state, question, chat.shared).tokens))
+        layout = state.prefixes.layout(asked.prompt)
+        other = state.prefixes.layout(rendered(workspace, replace(asked.prompt, question=chat.shared)))
+        boundary = layout.begin(common_prefix(layout.tokens, other.tokens))
         layout, boundary = (layout, boundary) if boundary else (None, None)
-    first_tokens = _first_tokens(request, question.max_new)
-    return PreparedQuestion(question, question.tokens, first_tokens, lookahead, notices, layout, boundary)
-
-
-def _layout(state: ServerState, question: answering.Question, text: str | None = None) -> Layout:
-    """Return the layout of a question's prompt, or of one with another text of the question."""
-    how, prompt, parts = question.draft.how, question.prompt, question.parts
-    if text is not None:
-        prompt = replace(prompt, question=text)
-        parts = parts_of(state.workspace, prompt)
-    return state.prefixes.layout(prompt, parts, how["seam"], splice=how["splice"], exact=how["exact"])
+    return PreparedQuestion(asked, tokens, _first_tokens(request, max_new), lookahead, notices, layout, boundary)
 
 
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:

@@ -20,12 +20,13 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
+from notes_cli.runtime.answering import OnPrefill, Prefilled, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.open_skills import SkillRef
-from notes_cli.runtime.prompt import Prompt, Result, as_question, changes_of, results_turn
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, as_question, changes_of, results_turn
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
-from notes_cli.runtime.resolve import DEFAULT_SEAM, constraint_of, global_errata, open_requested, resolve
+from notes_cli.runtime.resolve import Prepared as PreparedAsk
+from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, check_moves, from_segment
@@ -107,7 +108,9 @@ class Session(AbstractContextManager["Session"]):
     def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
         return Job(lambda job: self.answer_task(request, callbacks), own=True)
 
-    def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> Plan:
+    def _prepare(
+        self, request: Request, callbacks: Callbacks, room: int | None = None
+    ) -> tuple[PreparedAsk, KVSequence]:
         """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
         begun = time.perf_counter()
         goes_on = not self.empty
@@ -160,11 +163,11 @@ class Session(AbstractContextManager["Session"]):
                 draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
-            sequence = assemble(self.workspace, prompt, **draft.how, room=room)
+            sequence = assemble(self.workspace, prompt, room=room, counted=True)
             self.begin(prompt, sequence)
         if memory and request.memory is not None:
             self._memory = Memory(memory.name, self._reference(request.memory))
-        return Plan.of(draft, sequence)
+        return draft, sequence
 
     @property
     def _others(self) -> list[SkillText]:
@@ -232,11 +235,12 @@ class Session(AbstractContextManager["Session"]):
         """As `ask`, as a task. `assembled` is called with the sequence that has the prompt, `on_prefill` when that is
         decoded. `room`: tokens of free
         cells needed to start generating, if the caller reserves more later; None: for the whole answer."""
-        plan = self._prepare(request, callbacks, room)
+        prepared, sequence = self._prepare(request, callbacks, room)
         turn = self._since
         try:
-            assembled(plan.sequence)
-            result = yield from answer_task(self.workspace, request, plan, callbacks, on_prefill)
+            assembled(sequence)
+            prefilled = Prefilled.of(prepared, sequence)
+            result = yield from answer_task(self.workspace, prepared, prefilled, sequence, callbacks, on_prefill)
         except BaseException as error:
             if isinstance(error, EngineError) and turn != self._kv.changes:
                 raise self._superseded() from error  # its sequence was closed

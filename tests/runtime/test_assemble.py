@@ -17,9 +17,8 @@ from notes_cli.runtime.assemble import assemble, assemble_task
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prefix_cache import PrefixCache
-from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, rendered
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
@@ -65,15 +64,14 @@ def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace,
     for decoded in (False, True):
         if decoded:
             prompt = replace(prompt, decoded=frozenset([skill.name]))
-        parts = parts_of(workspace, prompt)
-        layout = prefixes.layout(prompt, parts, DEFAULT_SEAM, splice=decoded)
+        layout = prefixes.layout(rendered(workspace, replace(prompt, splice=decoded)))
         begun = workspace.sequence()
         begun.append(layout.tokens[: len(layout) - cut])
-        whole = run(assemble_task(workspace, prompt, parts, splice=decoded, begun=begun))
+        whole = run(assemble_task(workspace, layout.prompt, begun=begun))
         assert whole.tokens.tolist() == layout.tokens.tolist()
         begun = workspace.sequence()
-        begun.append(layout.tokens[: len(parts.tokens[0]) + cut])
-        whole = run(assemble_task(workspace, prompt, parts, splice=decoded, begun=begun))
+        begun.append(layout.tokens[: len(layout.prompt.tokens[0]) + cut])
+        whole = run(assemble_task(workspace, layout.prompt, begun=begun))
         assert whole.tokens.tolist() == layout.tokens.tolist()
 
 

@@ -25,7 +25,7 @@ from notes_cli.runtime.answering import ask, ask_many, explain
 from notes_cli.runtime.assemble import assemble, assemble_task
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prefix_cache import PrefixCache
-from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -124,7 +124,7 @@ def test_rows_of_other_batches(make_model: MakeModel, n_ubatch: int) -> None:
 
     def reason(segment: Segment, **options: int) -> str:
         with Workspace(file, ContextOptions(**(sizes | options))) as workspace:  # type: ignore[arg-type]
-            pieces = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
+            pieces = explain(workspace, Request("Why?", [segment], exact=True)).pieces
             return next(piece.detail for piece in pieces if piece.kind == "splice")
 
     with Workspace(file, ContextOptions(**(sizes | {"n_ubatch": n_ubatch}))) as workspace:
@@ -156,14 +156,13 @@ class Turns:
         system = [Message("system", (SkillPart(segment.name),)) for segment in self.segments]
         roles = cycle(("user", "assistant"))
         turns = [Message(role, (TextPart(text),)) for role, text in zip(roles, texts, strict=False)]
-        prompt = Prompt("", self.segments, conversation=Conversation((*system, *turns)))
-        parts = parts_of(self.workspace, prompt)
-        layout = self.prefixes.layout(prompt, parts, 1, exact=exact)
+        prompt = Prompt("", self.segments, conversation=Conversation((*system, *turns)), exact=exact)
+        layout = self.prefixes.layout(rendered(self.workspace, prompt))
         found, length, _ = self.prefixes.find(layout, "")
         if exact:
             self.prefixes.make_exact(found if length else None)
         begun = self.prefixes.begin(found, length, layout) if found and length else None
-        sequence = run(assemble_task(self.workspace, prompt, parts, exact=exact, begun=begun))
+        sequence = run(assemble_task(self.workspace, layout.prompt, begun=begun))
         logits = sequence.logits()
         cache = self.prefixes.add(sequence, layout, "")
         list(sequence.generate(Sampler(SamplerOptions(temperature=0)), 20))
@@ -252,7 +251,7 @@ def test_rows_that_a_prefill_would_not_compute(
     """Blocks without attention to each other, K/V of another machine or type, are decoded, also in place."""
     with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
         segment = replace(compile_skill(workspace, skill, blocks=blocks), **parts)
-        found = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
+        found = explain(workspace, Request("Why?", [segment], exact=True)).pieces
         piece = next(one for one in found if one.kind == "splice")
         assert piece.how == "decoded" and reason in why(piece)
 

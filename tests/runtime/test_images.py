@@ -28,7 +28,7 @@ from notes_cli.runtime.answering import ask, ask_many, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.freshness import stale_reasons
 from notes_cli.runtime.prefix_cache import PrefixCache
-from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.recompile import compile_to_library, import_segment, stale
 from notes_cli.runtime.request import Answer, Request
 from notes_cli.runtime.workspace import Workspace
@@ -128,9 +128,9 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
     images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
     for splice in (True, False):
         prefixes = PrefixCache()
-        prompts = [Prompt("What is the total?", [image]) for image in images]
-        layouts = [prefixes.layout(one, parts_of(seeing, one), 1, splice=splice) for one in prompts]
-        with assemble(seeing, prompts[0], splice=splice) as sequence:
+        prompts = [Prompt("What is the total?", [image], splice=splice) for image in images]
+        layouts = [prefixes.layout(rendered(seeing, prompt)) for prompt in prompts]
+        with assemble(seeing, prompts[0]) as sequence:
             sequence.flush()
             prefixes.add(sequence, layouts[0], "")
             assert prefixes.find(layouts[0], "")[1] == 3 + len(images[0])  # and the question is decoded as alone
@@ -143,7 +143,7 @@ def test_numbers_of_placed_skills_expire(seeing: Workspace, tmp_path: Path, monk
     one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
     prefixes = PrefixCache()
     prompts = [Prompt("What is the total?", [image]) for image in (one, other, one, third, one, other)]
-    layouts = [prefixes.layout(prompt, parts_of(seeing, prompt), 1) for prompt in prompts]
+    layouts = [prefixes.layout(rendered(seeing, prompt)) for prompt in prompts]
     numbers = [int(layout.origins.max()) for layout in layouts]
     assert numbers[0] == numbers[2] == numbers[4] and len({*numbers[1:4], numbers[5]}) == 4
 
@@ -260,7 +260,7 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     segment = compiled(seeing, pictured(tmp_path))
     request = Request("What is the total?", [segment], fields={"shop": "Ben"}, max_tokens=2)
     plan = explain(seeing, request)
-    assert [piece.kind for piece in plan.sequence.pieces if piece.kind in ("splice", "erratum")] == [
+    assert [piece.kind for piece in plan.pieces if piece.kind in ("splice", "erratum")] == [
         "splice",
         "erratum",
     ]

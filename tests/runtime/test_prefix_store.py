@@ -22,7 +22,7 @@ from notes_cli.errors import EngineError
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.compile import MOVES, compile_skill
 from notes_cli.runtime.prefix_cache import BLOCK, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
-from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TextIndex, Texts
 from notes_cli.runtime.workspace import Workspace
@@ -45,6 +45,10 @@ def bits(sequence: KVSequence, count: int) -> list[bytes]:
     return [part.tobytes() for layer in sequence.read(0, count, "f32")[0] for part in (layer.k, layer.v)]
 
 
+def raw(cached: Cached, tokens: Tokens) -> Layout:
+    return cached.cache.layout(Prompt.raw(tokens))
+
+
 class Cached:
     """A prefix cache with a store, and prompts that are decoded as they are."""
 
@@ -64,7 +68,7 @@ class Cached:
 
     def prefill(self, tokens: Tokens, salt: str = "") -> tuple[np.ndarray, int]:
         """Return the logits after these tokens, and the number of reused ones. The sequence becomes idle."""
-        layout = self.cache.raw(tokens)
+        layout = raw(self, tokens)
         sequence, reused = self.begin(layout, salt)
         cached = self.cache.add(sequence, layout, salt)
         sequence.append(tokens[reused:])
@@ -108,7 +112,7 @@ def test_restored_rows_are_the_same_bits(make_model: MakeModel, home: Path, kind
     with Workspace(make_model(kind, name="tiny", **settings), options) as workspace:
         cached = Cached(workspace)
         cached.prefill(TEXT)
-        layout = cached.cache.raw(joined(TEXT, QUESTION))
+        layout = raw(cached, joined(TEXT, QUESTION))
         live, reused = cached.begin(layout)
         assert reused == len(TEXT) and not cached.store.hits
         rows = bits(live, reused)
@@ -164,8 +168,8 @@ def test_salts_are_kept_apart(workspace: Workspace) -> None:
     cached.prefill(TEXT, "a")
     cached.evict_all()
     prompt = joined(TEXT, QUESTION)
-    assert cached.begin(cached.cache.raw(prompt), "b")[1] == cached.begin(cached.cache.raw(prompt))[1] == 0
-    assert cached.begin(cached.cache.raw(prompt), "a")[1] == len(TEXT)
+    assert cached.begin(raw(cached, prompt), "b")[1] == cached.begin(raw(cached, prompt))[1] == 0
+    assert cached.begin(raw(cached, prompt), "a")[1] == len(TEXT)
 
 
 def test_prefixes_share_the_blocks_in_which_they_are_equal(workspace: Workspace) -> None:
@@ -184,7 +188,7 @@ def test_prefixes_share_the_blocks_in_which_they_are_equal(workspace: Workspace)
     assert cached.store.count == 5  # and the first is shared
     cached.check()
     for text in (TEXT, joined(TEXT[: BLOCK + 9], OTHER[:BLOCK])):
-        assert cached.begin(cached.cache.raw(joined(text, QUESTION[::-1])))[1] == len(text)
+        assert cached.begin(raw(cached, joined(text, QUESTION[::-1])))[1] == len(text)
 
 
 def test_the_least_recently_used_end_goes_first(workspace: Workspace) -> None:
@@ -194,15 +198,15 @@ def test_the_least_recently_used_end_goes_first(workspace: Workspace) -> None:
     cached.prefill(OTHER)
     cached.evict_all()
     cached.check()
-    assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == 2 * BLOCK  # is the more recent one now
-    assert cached.begin(cached.cache.raw(joined(OTHER, QUESTION)))[1] == len(OTHER)
-    cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))
+    assert cached.begin(raw(cached, joined(TEXT, QUESTION)))[1] == 2 * BLOCK  # is the more recent one now
+    assert cached.begin(raw(cached, joined(OTHER, QUESTION)))[1] == len(OTHER)
+    cached.begin(raw(cached, joined(TEXT, QUESTION)))
     third = TEXT[::-1].copy()
     cached.cache.evict_beyond(0)
     cached.prefill(third)
     cached.cache.evict_beyond(0)
     cached.check()
-    lengths = [cached.cache._stored(cached.cache.raw(joined(text, QUESTION)), "")[1] for text in (third, TEXT, OTHER)]
+    lengths = [cached.cache._stored(raw(cached, joined(text, QUESTION)), "")[1] for text in (third, TEXT, OTHER)]
     assert lengths == [len(third), 2 * BLOCK, 0]
 
 
@@ -216,7 +220,7 @@ def test_a_budget_that_is_too_small(make_workspace: MakeWorkspace, kind: str) ->
     cached.prefill(TEXT)
     cached.evict_all()
     cached.check()
-    assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == (0 if kind == "mamba" else 2 * BLOCK)
+    assert cached.begin(raw(cached, joined(TEXT, QUESTION)))[1] == (0 if kind == "mamba" else 2 * BLOCK)
 
 
 @pytest.mark.parametrize("error", [EngineError("for this test"), MemoryError()])
@@ -235,7 +239,7 @@ def test_a_failed_save_keeps_the_rest(workspace: Workspace, monkeypatch: pytest.
     monkeypatch.setattr(Context, "read", failing)
     cached.evict_all()
     cached.check()
-    assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == 2 * BLOCK
+    assert cached.begin(raw(cached, joined(TEXT, QUESTION)))[1] == 2 * BLOCK
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_a_failed_restore_leaves_nothing_half_filled(
         if calls == (1 if kind == "lfm2" else 2):
             raise error
 
-    prompt = cached.cache.raw(joined(TEXT, QUESTION))
+    prompt = raw(cached, joined(TEXT, QUESTION))
     cached.prefill(TEXT)
     cached.evict_all()
     live = 0 if kind == "lfm2" else 100
@@ -299,12 +303,12 @@ def test_rows_of_another_rotation_are_dropped(make_workspace: MakeWorkspace) -> 
     workspace = make_workspace("phi3", n_ctx=1024, name="long")
     cached = stored(workspace)
     workspace.context.resize(n_ctx=2048)
-    assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == len(TEXT)
+    assert cached.begin(raw(cached, joined(TEXT, QUESTION)))[1] == len(TEXT)
     cached.cache.close()
     cached.prefill(TEXT)
     cached.evict_all()
     workspace.context.resize(n_ctx=8192)
-    assert cached.begin(cached.cache.raw(joined(TEXT, QUESTION)))[1] == cached.store.nbytes == 0
+    assert cached.begin(raw(cached, joined(TEXT, QUESTION)))[1] == cached.store.nbytes == 0
 
 
 def test_a_spliced_skill_is_restored_whole_or_not(workspace: Workspace, skill: Skill) -> None:
@@ -312,9 +316,8 @@ def test_a_spliced_skill_is_restored_whole_or_not(workspace: Workspace, skill: S
     cached = Cached(workspace)
     rules = Skill("rules", "", "Rule: " + "be kind. " * 40, (), "-")
     prompt = Prompt("Why?", [compile_skill(workspace, rules), compile_skill(workspace, skill)], system="Be brief. " * 9)
-    parts = parts_of(workspace, prompt)
-    layout = cached.cache.layout(prompt, parts, 4)
-    sequence = run(assemble_task(workspace, prompt, parts, seam=4))
+    layout = cached.cache.layout(rendered(workspace, replace(prompt, seam=4)))
+    sequence = run(assemble_task(workspace, layout.prompt))
     sequence.flush()
     entry = cached.cache.add(sequence, layout, "")
     cached.cache.set_idle(entry)
@@ -322,16 +325,16 @@ def test_a_spliced_skill_is_restored_whole_or_not(workspace: Workspace, skill: S
     asked = replace(prompt, question="When?")
     lengths = []
     for seam in (4, 5):
-        other = cached.cache.layout(asked, parts_of(workspace, asked), seam)
+        other = cached.cache.layout(rendered(workspace, replace(asked, seam=seam)))
         begun, reused = cached.begin(other)
         lengths.append(reused)
-        whole = run(assemble_task(workspace, asked, parts_of(workspace, asked), seam=seam, begun=begun))
+        whole = run(assemble_task(workspace, other.prompt, begun=begun))
         assert whole.tokens.tolist() == other.tokens.tolist() and len(whole.logits())
         whole.close()
     (first, middle), (_, last) = layout.splices
     assert lengths[0] >= last and lengths[1] == first
     cached.store._drop(next(iter(cached.store._blocks)))  # the rest ends within the second skill
-    reused = cached.begin(cached.cache.layout(asked, parts_of(workspace, asked), 4))[1]
+    reused = cached.begin(cached.cache.layout(rendered(workspace, replace(asked, seam=4))))[1]
     assert reused == middle < 2 * BLOCK < last
 
 
@@ -350,8 +353,8 @@ def test_images_are_restored_as_a_whole(seeing: Workspace, tmp_path: Path) -> No
         path.write_bytes(image_bytes(48, 48, seed=seed))
         images.append(replace(compile_skill(seeing, load_skill(path)), name="photo"))
     prompts = [Prompt("What is it? " * 30, [image], system="Be brief. " * 24) for image in images]
-    layouts = [cached.cache.layout(one, parts_of(seeing, one), 1) for one in prompts]
-    sequence = run(assemble_task(seeing, prompts[0], layouts[0].parts, seam=1))
+    layouts = [cached.cache.layout(rendered(seeing, one)) for one in prompts]
+    sequence = run(assemble_task(seeing, layouts[0].prompt))
     sequence.flush()
     assert sequence.images and len(sequence) > BLOCK
     cached.cache.set_idle(cached.cache.add(sequence, layouts[0], ""))
@@ -458,7 +461,7 @@ class Prompts:
         self, system: str, reuse: Reuse = "near", compiled: tuple[Segment, ...] = (), question: str = "Why?"
     ) -> Layout:
         prompt = Prompt(question, system=system)
-        layout = self.prefixes.layout(prompt, parts_of(self.workspace, prompt), 1)
+        layout = self.prefixes.layout(rendered(self.workspace, prompt))
         return replace(layout, reuse=reuse, compiled=compiled)
 
     def plan(self, layout: Layout, salt: str = "") -> tuple[CachedPrefix | None, int, Layout, list[PlacedRun]]:
@@ -469,7 +472,7 @@ class Prompts:
         """Assemble a prompt after the longest prefix in the cache. `keep`: as an idle prefix."""
         cached, length, layout, runs = self.plan(layout, salt)
         begun = self.prefixes.begin(cached, length, layout) if cached else self.workspace.sequence()
-        sequence = run(assemble_task(self.workspace, layout.prompt, layout.parts, begun=begun, runs=runs))
+        sequence = run(assemble_task(self.workspace, layout.prompt, begun=begun, runs=runs))
         assert not runs and sequence.tokens.tolist() == layout.tokens.tolist()
         if keep:
             sequence.logits()
@@ -477,7 +480,7 @@ class Prompts:
         return sequence
 
     def prefill(self, layout: Layout) -> KVSequence:
-        return run(assemble_task(self.workspace, layout.prompt, layout.parts))
+        return run(assemble_task(self.workspace, layout.prompt))
 
 
 @pytest.fixture
@@ -611,7 +614,7 @@ def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> 
     assert [placed.run.first for placed in again[1]] == [placed.run.first for placed in runs]
     np.testing.assert_array_equal(again[0].origins[length:], planned.origins[length:])
     assert not prompts.prefixes.plan(prompts.workspace, layout, "", None, 0)[1]
-    sequence = run(assemble_task(prompts.workspace, layout.prompt, layout.parts, runs=again[1]))
+    sequence = run(assemble_task(prompts.workspace, layout.prompt, runs=again[1]))
     assert worst(prompts, layout, sequence)[0] < 0.02
 
 
@@ -636,7 +639,7 @@ def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) 
     prompts = Prompts(make_workspace(n_ctx=4096))
     segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"))
     prompt = Prompt("Why?", [segment])
-    layout = prompts.prefixes.layout(prompt, parts_of(prompts.workspace, prompt), 1)
+    layout = prompts.prefixes.layout(rendered(prompts.workspace, prompt))
     prompts.assembled(layout, keep=True)
     assert not prompts.plan(prompts.layout(CHANGED["a line above"][0]))[3]
 

@@ -218,14 +218,14 @@ def gate() -> Iterator[Gate]:
 
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    real = prepare.with_tools
+    real = prepare.rendered_with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
         if SLOW in str(prompt.conversation.messages[-1].parts):
             gate.stop()
         return real(workspace, prompt, *given)
 
-    monkeypatch.setattr(prepare, "with_tools", stopping)
+    monkeypatch.setattr(prepare, "rendered_with_tools", stopping)
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
