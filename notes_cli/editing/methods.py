@@ -502,7 +502,7 @@ AUTO = Method("auto")
 
 
 def record_of(text: str) -> Record | None:
-    """Return the record of a method by its name in a ledger or piece, None if unknown to this version."""
+    """Return the record of a method by its name in a session or piece, None if unknown to this version."""
     return METHODS.get(text.partition("@")[0])
 
 

@@ -14,7 +14,6 @@ from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.session import Corrected, correct, correcting
-from notes_cli.sessions.state import Line, State
 
 from ..conftest import MakeModel
 
@@ -195,12 +194,3 @@ def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     errata.add([late])
     times = [one.time for one in errata.all()]
     assert times == sorted(times) and [one.value for one in errata.all()] == [LATER, LATE]
-
-
-@pytest.mark.parametrize("line", [{"read_at": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
-def test_a_ledger_of_anybodys(line: Line) -> None:
-    """The time up to which errata were read is validated, too."""
-    turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "errata": {"date": WAS}, "rows": ""}
-    skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": [], "influence": {}}
-    with pytest.raises((TypeError, ValueError)):
-        State().apply({**turn, "read_at": "", "skills": [skill], **line})
