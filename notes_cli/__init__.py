@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Prefilled, Request, Text
-    from notes_cli.sessions.edits import Compacted, Edited
-    from notes_cli.sessions.forget import Forgotten
+    from notes_cli.sessions.edits import Compacted, Edited, Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
 _MODULES = {

@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Edits, Report
     from notes_cli.runtime.recompile import Compiled, Imported
-    from notes_cli.sessions.edits import Compacted, Edited
+    from notes_cli.sessions.edits import Compacted, Edited, Forgotten
     from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.session import Session as LiveSession
-    from notes_cli.sessions.state import Entry, Line
+    from notes_cli.sessions.state import Entry
     from notes_cli.text.fields import Blocks
     from notes_cli.text.skill import Skill
 
@@ -630,9 +629,9 @@ class Session(_AsyncMethods):
         return self._session.edits(fields, parse_method(method), callbacks)
 
     @synchronized
-    def undo(self) -> Line:
-        """Undo the last turn, edit, compaction or cut, and return its line of the ledger. Raises SessionError if there
-        is none."""
+    def undo(self) -> dict[str, str]:
+        """Undo the last turn, edit, compaction or cut, and return its `op` and `what` it was about. Raises SessionError
+        if there is none."""
         return self._session.undo()
 
     @synchronized

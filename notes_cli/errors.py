@@ -75,7 +75,6 @@ class Help(Enum):
     EDIT_SESSION = "Edit a field of session {name} instead"
     UNDO = "Go back to before it: undo the last turn of session {name}"
     PUT_BACK_OR_REMOVE = "Put a copy of it back, or remove session {name}"
-    PUT_BACK_OR_GO_ON = "Put a copy of it back, or remove {path} to go on with what is left"
     REMOVE_WHOLE_SESSION = "Remove session {name}"
     SHOW_SESSION = "Show session {name} to see what there is"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Cause
     from notes_cli.runtime.request import Answer, Prefilled, Request, Settings
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.state import Entry, Origin
+    from notes_cli.sessions.state import Entry
 
 _WHY = {
     "": "",
@@ -61,7 +61,7 @@ def timestamp(text: str) -> float:
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
 
 
-def why(piece: Piece | Origin) -> str:
+def why(piece: Piece | Entry) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
     facts = attributes(piece, "detail", "moved", "blocks")
@@ -80,11 +80,11 @@ def why(piece: Piece | Origin) -> str:
     return "; ".join(parts)
 
 
-def edit_why(origin: Origin) -> str:
-    parts = [f"{origin.rewritten} row{'s' * (origin.rewritten != 1)} recomputed"] if origin.rewritten else []
-    if origin.erratum:
+def edit_why(entry: Entry) -> str:
+    parts = [f"{entry.rewritten} row{'s' * (entry.rewritten != 1)} recomputed"] if entry.rewritten else []
+    if entry.erratum:
         parts.append("an erratum before the next question")
-    if origin.contradicted:
+    if entry.contradicted:
         parts.append("an earlier erratum contradicts it: notes session compact takes that out")
     return "; ".join(parts)
 
@@ -94,7 +94,7 @@ def entry_why(entry: Entry) -> str:
 
     if entry.kind == TRACE:
         return "what comes after it may carry notes of it"
-    return edit_why(entry.origin) if entry.kind == "edit" else why(entry.origin)
+    return edit_why(entry) if entry.kind == "edit" else why(entry)
 
 
 def difference_why(cause: Cause, where: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from bench.faults.disk import Disk
 from bench.faults.forgeries import Forgeries
 from bench.faults.frame import BAD, FOUND, OUTCOMES, SCRATCH, Kind, Row, run
 from bench.faults.kills import Kills
-from bench.faults.ledgers import Ledgers
+from bench.faults.snapshots import Snapshots
 from bench.faults.stale import Stale
 from bench.marked import put_between
 
@@ -32,7 +32,7 @@ SLICE = 120  # seconds, without --full
 SEED = 9
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
 KINDS: dict[str, type[Kind]] = {  # in the order in which they run
-    one.__module__.rpartition(".")[2]: one for one in (Containers, Forgeries, Ledgers, Archives, Kills, Disk, Stale)
+    one.__module__.rpartition(".")[2]: one for one in (Containers, Forgeries, Snapshots, Archives, Kills, Disk, Stale)
 }
 
 

@@ -1,4 +1,4 @@
-"""Hostile archives of sessions: tricks of tar, and sound tar files with hostile ledgers and rows inside."""
+"""Hostile archives of sessions: tricks of tar, and sound tar files with hostile snapshots and rows inside."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any
 
 from bench.faults.containers import sealed
 from bench.faults.frame import ACCEPTED, Mutants, check, refused
-from bench.faults.ledgers import contradictions, ledger_changed, stage, vouching
 from bench.faults.mutate import bytes_changed, list_changed
 from bench.faults.parts import UnreadableError, apart, vouched
+from bench.faults.snapshots import contradictions, snapshot_changed, stage, vouching
 from notes_cli.errors import SessionError
-from notes_cli.sessions import HEAD, LEDGER
+from notes_cli.sessions import SNAPSHOT
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import read_ledger
+from notes_cli.sessions.state import read_snapshot
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
@@ -75,19 +75,21 @@ class Archives(Mutants):
         return outside + [path for path in inside if path.parent.name != ".locks"]
 
     def _check(self, stored: SessionFolder) -> None:
-        ledger = read_ledger(stored.ledger.read_bytes())
-        contradictions(ledger)
+        snapshots = [read_snapshot(stored.path(number).read_bytes()) for number in stored.numbers]
+        names = {stored.path(number).name for number in stored.numbers} | {*stored.kept()}
         for path in self._written():
-            own = path.parent == stored.folder and path.name in (LEDGER, HEAD, *ledger.kept)
+            own = path.parent == stored.folder and path.name in names
             check(own, f"{path} was written")
             found = path.lstat()
             safe = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600 and found.st_nlink == 1
             check(safe, f"{path.name} has the mode {oct(found.st_mode)}")
         ids = {path.name: vouched(path.read_bytes()).tensor("notes.tokens") for path in stored.folder.glob("*.gguf")}
-        if not ledger.header.prefix_only:
-            for token, (name, row) in zip(ledger.state.tokens, ledger.state.rows, strict=True):
+        for snapshot in snapshots:
+            contradictions(snapshot)
+            for token, (name, row) in zip(snapshot.state.tokens, snapshot.state.by_position, strict=True):
                 here = ids.get(name, b"")[4 * row : 4 * row + 4]
-                check(here == token.to_bytes(4, "little"), f"row {row} of {name} is not of token {token}")
+                right = snapshot.header.prefix_only or here == token.to_bytes(4, "little")
+                check(right, f"row {row} of {name} is not of token {token}")
         again = exported(stored)
         back = load(self.sessions, io.BytesIO(again), "it", "back")
         try:
@@ -131,12 +133,12 @@ def member(name: str, data: bytes, mode: int = 0o600, kind: bytes = tarfile.REGT
 
 HEADERS: dict[str, tuple[Any, ...]] = {
     "name": (
-        *("/etc/x", "../x", "../../x", "./ledger.jsonl", "a/b", "0001.gguf/../../x", "", ".", "..", "0009.gguf", "~"),
-        *("ledger.jsonl\0.gguf", "\n\x1b[2J", "0001.gguf ", "LEDGER.JSONL", "\uff10\uff10\uff10\uff11.gguf", "C:\\x"),
-        *("evil.py", "0099.gguf", ".hidden", "ledger.jsonl.bak", ".locks", "x" * 99, "y" * 300),
+        *("/etc/x", "../x", "../../x", "./0001.json", "a/b", "0001.gguf/../../x", "", ".", "..", "0009.gguf", "~"),
+        *("0001.json\0.gguf", "\n\x1b[2J", "0001.gguf ", "0001.JSON", "\uff10\uff10\uff10\uff11.gguf", "C:\\x"),
+        *("evil.py", "0099.gguf", ".hidden", "00001.json", "999999999.json", ".locks", "x" * 99, "y" * 300),
     ),
     "type": tuple(bytes([byte]) for byte in b"0\x001234567LKSxg\xff"),
-    "linkname": ("", "/etc/passwd", "../begun/sessions/mine/ledger.jsonl", LEDGER),
+    "linkname": ("", "/etc/passwd", "../begun/sessions/mine/0001.json", "0001.json"),
     "devmajor": (0, 1, 8),
     "size": (0, 1, 512, 1 << 28, 1 << 33, 1 << 60, -1, -512),
     "mode": (0, 0o644, 0o4755),
@@ -184,12 +186,13 @@ def _replace(members: Members, at: int, change: Callable[[bytes], bytes]) -> Non
     info.size = len(data)
 
 
-def _ledger(rng: random.Random, members: Members, others: list[Members]) -> None:
-    _replace(members, 0, lambda data: ledger_changed(rng, data, [them[0][1] for them in others]))
+def _snapshot(rng: random.Random, members: Members, others: list[Members]) -> None:
+    at = rng.choice([at for at, (info, _) in enumerate(members) if SNAPSHOT.fullmatch(info.name)] or [0])
+    _replace(members, at, lambda data: snapshot_changed(rng, data, [them[0][1] for them in others]))
 
 
 def _rows(rng: random.Random, members: Members, others: list[Members]) -> None:
-    """Rows of another place or session under a name that the ledger has, or changed ones."""
+    """Rows of another place or session under a name that a snapshot has, or changed ones."""
     donors = [data for them in others for info, data in them if info.name.endswith(".gguf")]
 
     def changed(data: bytes) -> bytes:
@@ -206,15 +209,15 @@ def _rows(rng: random.Random, members: Members, others: list[Members]) -> None:
 
 
 def _vouch(members: Members) -> None:
-    """Make the ledger name the files as they are now."""
+    """Make the snapshots name the files as they are now."""
     rows = {info.name: data for info, data in members}
     for at, (info, data) in enumerate(members):
-        if info.name == LEDGER and info.size == len(data):
+        if SNAPSHOT.fullmatch(info.name) and info.size == len(data):
             _replace(members, at, lambda data: vouching(data, rows))
 
 
 TRICKS: tuple[Callable[[random.Random, Members, list[Members]], None], ...] = (
-    *([_members] * 9 + [_longer_name, _bomb] + [_ledger] * 3 + [_rows] * 5),
+    *([_members] * 9 + [_longer_name, _bomb] + [_snapshot] * 3 + [_rows] * 5),
 )
 
 

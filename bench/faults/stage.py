@@ -26,13 +26,14 @@ from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
 from notes_cli.library.store import Library
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.state import SnapshotError, read_snapshot, to_json
 
 sys.path.append(str(ROOT / "tests"))
 import tiny  # type: ignore[import-not-found]
 
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
-VARYING = ("time", "read_at", "rows_checksum", "replaces")  # keys of a ledger whose values differ between runs
+VARYING = ("time", "created", "files", "read_at", "undone")  # what differs between runs in a snapshot
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),
@@ -206,13 +207,17 @@ def contents(home: Path) -> Contents:
     for name in kept.names():
         try:
             stored = kept.find(name)
-            lines = [{key: value for key, value in line.items() if key not in VARYING} for line in stored.lines]
+            history = []
+            for number in stored.in_force:
+                snapshot = to_json(read_snapshot(stored.path(number).read_bytes()))
+                parts = {**snapshot, **snapshot.pop("state", {})}
+                history.append({key: value for key, value in parts.items() if key not in VARYING})
             rows: list[Any] = []
             for file in stored.kept():
                 segment = open_segment(stored.folder / file)
                 rows.append((file, segment.tokens.tolist(), [layer.k.tobytes() for layer in segment.layers]))
-            sessions[name] = (str(lines), str(stored.state.tokens), str(rows))
-        except NotesError as error:
+            sessions[name] = (str(history), str(stored.state.tokens), str(rows))
+        except (NotesError, SnapshotError) as error:
             problems.append(f"session {name}: {error}")
     files = frozenset(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
     exports = {path.name: path.read_bytes() for path in (*home.glob("out/*.tar"), *home.glob("config.yaml"))}

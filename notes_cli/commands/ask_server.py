@@ -175,7 +175,7 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
     options = ask.options
     if ask.session is not None:
         sessions = own_sessions()
-        if ask.session in sessions.names() and sessions.find(ask.session).state.live:
+        if ask.session in sessions.names() and sessions.find(ask.session).state.turns:
             options = ask.following()
     body = _body(ask, options)
     before = time.perf_counter() - started

@@ -136,7 +136,7 @@ class Chat:
             print_conversation(self._model.sessions.find(self._session.name).state)
         elif command == "undo":
             undone = self._session.undo()
-            output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
+            output.say(f"took back: {output.line(undone['what'] or undone['op'], 60)}")
         elif command == "help":
             output.result(HELP)
         elif command not in ("exit", "quit"):

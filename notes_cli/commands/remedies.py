@@ -89,7 +89,6 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
     Help.UNDO: "Go back to before it: notes session undo {name!q}",
     Help.PUT_BACK_OR_REMOVE: "Put a copy of it back, or remove the session: notes session rm {name!q}",
-    Help.PUT_BACK_OR_GO_ON: "Put a copy of it back, or go on with what is left: rm {path!q}",
     Help.REMOVE_WHOLE_SESSION: "To remove it: notes session rm {name!q}",
     Help.SHOW_SESSION: "See: notes session show {name!q}",
     Help.REMOVE_FILE: "Remove it: rm -f {path!q}",

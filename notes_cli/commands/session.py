@@ -35,12 +35,12 @@ from notes_cli.text.names import human_age, typed
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
+    from notes_cli.sessions.edits import Forgotten
     from notes_cli.sessions.folder import SessionFolder
-    from notes_cli.sessions.forget import Forgotten
-    from notes_cli.sessions.state import Entry, Line, State
+    from notes_cli.sessions.state import Entry, State
 
 SHORT = 50  # characters of a text in a table, or of a skill's text
-_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
+_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut", "snapshot": "damaged snapshot"}
 
 
 @click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
@@ -98,8 +98,7 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     if json_:
         keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
         entries = [
-            {**attributes(entry, *keys), "reason": entry.origin.reason, "why": entry_why(entry)}
-            for entry in state.entries
+            {**attributes(entry, *keys), "reason": entry.reason, "why": entry_why(entry)} for entry in state.entries
         ]
         facts |= {"memory": asdict(state.memory) if state.memory else None, "pending": list(state.pending.values())}
         output.as_json({"version": 1, **facts, "pieces": entries})
@@ -178,9 +177,8 @@ def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
     with own_sessions().locked(name) as stored:
         undone = stored.undo()
-    facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
-    what = f": {output.line(facts['what'], SHORT)}" if facts["what"] else ""
-    output.document(facts, f"undid the {_OPS[undone['op']]}{what}", json_)
+    what = f": {output.line(undone['what'], SHORT)}" if undone["what"] else ""
+    output.document({"name": name, **undone}, f"undid the {_OPS[undone['op']]}{what}", json_)
 
 
 @session_command.command("compact")
@@ -283,7 +281,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
 def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     """Write a session into one file.
 
-    FILE holds its ledger and its K/V rows: whoever has it can read all that was said. `-` is standard output; without
+    FILE holds its snapshots and K/V rows: whoever has it can read all that was said. `-` is standard output; without
     FILE it is NAME.notes.tar, in the current folder.
     """
     from notes_cli.library.safe_files import replacing
@@ -331,14 +329,6 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
     with nullcontext(standard_input()) if piped else file.open("rb") as source:
         stored = load(own_sessions(), source, "standard input" if piped else str(file), name)
     output.document({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
-
-
-def _subject(line: Line) -> str:
-    if line["op"] == "edit":
-        return f"{line['field']}={line['value']}"
-    if line["op"] == "turn":
-        return str(line["question"])
-    return ", ".join(dict.fromkeys(line["fields"] if line["op"] == "compact" else line["what"]))
 
 
 def _facts(stored: SessionFolder) -> dict[str, Any]:
@@ -391,7 +381,7 @@ def parts_of_turn(state: State, number: int) -> Iterator[tuple[str, str]]:
     pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
 
     def merge_key(entry: Entry) -> tuple[str, str]:
-        if entry.origin.reason is Reason.THOUGHT_END:
+        if entry.reason is Reason.THOUGHT_END:
             return "", ""
         return "thought" if entry.thought else entry.kind, entry.name
 
@@ -485,12 +475,10 @@ def edit_command(
         for edit in session.edits(values, method, callbacks=print_callbacks()):
             edits.append(edit)
             if not json_:
-                output.result(f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})")
+                output.result(f"{edit.field}={edit.value}: {edit_why(edit.entry)} ({edit.chosen or edit.method})")
     if json_:
         keys = ("field", "value", "method", "chosen")
-        documents = [
-            {**attributes(edit, *keys), "why": edit_why(edit.origin), "rows": edit.origin.rewritten} for edit in edits
-        ]
+        documents = [{**attributes(edit, *keys), "why": edit_why(edit.entry), "rows": edit.rows} for edit in edits]
         output.as_json({"version": 1, "session": name, "edits": documents})
     return 0
 

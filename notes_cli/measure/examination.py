@@ -193,11 +193,11 @@ def _layer_error(rows: LayerRows, reference: LayerRows) -> LayerError:
 def _causes(state: State) -> dict[Cause, tuple[str, ...]]:
     splices = [entry for entry in state.entries if entry.kind == "splice"]
     edits = [entry for entry in state.entries if entry.kind == "edit"]
-    moved = [entry.name for entry in splices if entry.origin.reason is Reason.MOVED or entry.how == "seam"]
-    blocks = [entry.name for entry in splices if entry.origin.blocks]
-    in_place = [entry.name for entry in splices if entry.origin.rewritten]
+    moved = [entry.name for entry in splices if entry.reason is Reason.MOVED or entry.how == "seam"]
+    blocks = [entry.name for entry in splices if entry.blocks]
+    in_place = [entry.name for entry in splices if entry.rewritten]
     in_place += [entry.text for entry in edits if (method := METHODS.get(entry.how)) is None or method.in_place]
-    in_place += [skill["name"] for line in state.live for skill in line.get("amended", ())]  # by a turn's errata
+    in_place += [skill.name for skill in state.skills if skill.in_place]
     cut = [entry.text for entry in state.traces]
     causes = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: blocks, Cause.IN_PLACE: in_place, Cause.CUT: cut}
     return {cause: tuple(dict.fromkeys(names)) for cause, names in causes.items() if names}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from notes_cli.text.erratum import Erratum, Known, word
-from notes_cli.text.messages import ErratumPart, Message, SkillPart
+from notes_cli.text.messages import ErratumPart, Message, Part, SkillPart
 
 
 class Valued(Protocol):
@@ -121,24 +121,28 @@ def place(
         (after if key in edited and skill_of(key) in early else others).append(part)
     stated = {key for key, _ in due if key}
     placed = [*messages]
-    if policy.cuts:
-        placed = [without_superseded(message, values, stated) for message in placed]
     if after:
         placed[0] = _with_errata(placed[0], after)
     if others:
         placed[-1] = _with_errata(placed[-1], others)
     pending = tuple(key for key in before.pending if key not in stated)
-    return tuple(placed), Corrections(values, frozenset(in_place), before.stated | stated, pending)
+    corrections = Corrections(values, frozenset(in_place), before.stated | stated, pending)
+    cuts = policy.cuts and last.role == "user"
+    return without_superseded(placed, corrections) if cuts else tuple(placed), corrections
 
 
-def without_superseded(message: Message, values: Mapping[str, str], later: Collection[str] = ()) -> Message:
-    """Return an earlier message without superseded errata. `later`: fields that are stated again."""
-    parts = tuple(
-        part
-        for part in message.parts
-        if not isinstance(part, ErratumPart) or not part.key or not is_superseded(part, values, later)
-    )
-    return message if len(parts) == len(message.parts) else replace(message, parts=parts)
+def without_superseded(messages: Sequence[Message], corrections: Corrections) -> tuple[Message, ...]:
+    """Return the messages without superseded errata."""
+    left, later = list[Message](), {*corrections.pending}
+    for message in reversed(messages):
+        parts = list[Part]()
+        for part in reversed(message.parts):
+            if not isinstance(part, ErratumPart) or not is_superseded(part, corrections.values, later):
+                parts.append(part)
+            if isinstance(part, ErratumPart):
+                later.add(part.key)
+        left.append(message if len(parts) == len(message.parts) else replace(message, parts=tuple(parts[::-1])))
+    return tuple(left[::-1])
 
 
 def is_superseded(part: ErratumPart, values: Mapping[str, str], later: Collection[str] = ()) -> bool:

@@ -199,11 +199,6 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
 Result = tuple[str, str]  # name of a tool, and its output
 
 
-def as_question(results: Sequence[Result]) -> str:
-    """Return the text that a ledger records as the question of such a turn."""
-    return ", ".join(f"{name}: {text}" for name, text in results)
-
-
 def results_turn(workspace: Workspace, template: ChatTemplate, results: Sequence[Result]) -> list[Chunk]:
     """Return the prompt chunks from an answer that called these tools to the next answer. Raises ModelError if the chat
     template does not render tool results, NotesError for an invalid tool name."""

@@ -454,7 +454,7 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     check_request(state, chat)
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    request = single_turn(state, chat, begun=bool(stored.state.live))
+    request = single_turn(state, chat, begun=bool(stored.state.turns))
     if request.memory is None and (memory := stored.state.memory):
         if not is_name(memory.reference):
             message = f"the memory of session {name} is a file, which a server does not open"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from notes_cli.errors import SessionError, reason
 from notes_cli.library.safe_files import check_private
 from notes_cli.text import names
 
-LEDGER = "ledger.jsonl"
-HEAD = "ledger.head"  # number of lines in the ledger, and checksum of the last
+SNAPSHOT = re.compile(r"(?:0[0-9]{3}|[1-9][0-9]{3,8})\.json")  # a state; its new K/V has the same name
+LEDGER = "ledger.jsonl"  # of earlier versions
 
 
 def session_names(folder: Path) -> list[str]:
@@ -18,12 +19,12 @@ def session_names(folder: Path) -> list[str]:
     check_private(folder)
     try:
         entries = [(names.typed(path.name), path) for path in folder.iterdir()]
-        return sorted(
-            name
-            for name, path in entries
-            if names.is_name(name) and any((path / file).is_file() for file in (LEDGER, HEAD))  # the other may be lost
-        )
+        return sorted(name for name, path in entries if names.is_name(name) and path.is_dir() and _has_state(path))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise SessionError(f"cannot read {folder}: {reason(error)}") from error
+
+
+def _has_state(folder: Path) -> bool:
+    return any(SNAPSHOT.fullmatch(path.name) or path.name == LEDGER for path in folder.iterdir())

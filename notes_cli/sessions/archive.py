@@ -6,23 +6,31 @@ import io
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
 from notes_cli.library.check import Finding
 from notes_cli.library.container import checksum_of, open_segment
-from notes_cli.library.safe_files import make_private, replacing, sync_folder
-from notes_cli.sessions import HEAD, LEDGER
-from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.state import FORMAT, FormatError, Ledger, LedgerError, read_ledger, serialize
+from notes_cli.library.safe_files import replacing
+from notes_cli.sessions import SNAPSHOT
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.state import (
+    FORMAT,
+    OtherFormatError,
+    Snapshot,
+    SnapshotError,
+    read_snapshot,
+    serialize,
+)
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"
 CHUNK = 1 << 20
-MAX_LEDGER = 256 << 20  # bytes: far above any conversation
+MAX_SNAPSHOT = 64 << 20  # bytes: far above any conversation
 
 
 class ArchiveError(ValueError):
@@ -42,43 +50,54 @@ def name_of(path: Path) -> str:
 def save(stored: SessionFolder, out: BinaryIO) -> int:
     """Write the session to `out` and return the number of files in the archive. Equal sessions give equal bytes.
     Raises SessionError if the session is damaged, OSError on a failed write."""
-    first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
-    data = serialize([{**first, "model": Path(first["model"]).name}, *lines])  # the path of its model is private
-    ledger = read_ledger(data)
-    paths = _existing_rows(stored, ledger)
     try:
-        _check_complete(ledger, set(paths))
-        for path in paths.values():
-            _check_rows(path, ledger)
-    except ArchiveError as error:
+        snapshots = _snapshots(stored)
+        paths = _existing_rows(stored)
+        _check_complete(snapshots.values(), {path.name for path in paths})
+        for path in paths:
+            _check_rows(path, snapshots.values())
+    except (ArchiveError, SnapshotError) as error:
         raise SessionError(f"session {stored.name} is damaged: {error}", Help.UNDO(name=stored.name)) from error
     except SegmentError as error:
         raise SessionError(f"cannot export session {stored.name}: {error.what}", error.remedy) from error
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-        archive.addfile(_member(LEDGER, len(data)), io.BytesIO(data))
-        for name, path in paths.items():
+        for name, snapshot in snapshots.items():
+            header = replace(snapshot.header, model=Path(snapshot.header.model).name)  # its path is private
+            data = serialize(replace(snapshot, header=header))
+            archive.addfile(_member(name, len(data)), io.BytesIO(data))
+        for path in paths:
             with path.open("rb") as file:
-                archive.addfile(_member(name, path.stat().st_size), file)
-    return 1 + len(paths)
+                archive.addfile(_member(path.name, path.stat().st_size), file)
+    return len(snapshots) + len(paths)
+
+
+def _snapshots(stored: SessionFolder) -> dict[str, Snapshot]:
+    """Read all snapshots, by the names of their files. Raises SnapshotError for a damaged one."""
+    paths = map(stored.path, stored.in_force)
+    return {path.name: read_snapshot(path.read_bytes()) for path in paths}
+
+
+def _existing_rows(stored: SessionFolder) -> list[Path]:
+    return [path for name in stored.kept() if (path := stored.folder / name).exists()]
 
 
 def faults(stored: SessionFolder) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged K/V file that a session needs, with the reason; for a missing file, the ledger."""
-    ledger = read_ledger(stored.ledger.read_bytes()[: stored.end])
-    paths = _existing_rows(stored, ledger)
-    for path in paths.values():
+    """Yield each damaged file that a session needs, with the reason; for a missing one, the last snapshot."""
+    last = stored.path(stored.in_force[-1])
+    try:
+        snapshots = _snapshots(stored).values()
+    except SnapshotError as error:
+        yield stored.folder, f"an earlier snapshot is damaged: {error}"
+        return
+    for path in _existing_rows(stored):
         try:
-            _check_rows(path, ledger)
+            _check_rows(path, snapshots)
         except (ArchiveError, SegmentError) as error:
             yield path, error.what if isinstance(error, SegmentError) else str(error)
     try:
-        _check_complete(ledger, set(paths))
+        _check_complete(snapshots, {path.name for path in _existing_rows(stored)})
     except ArchiveError as error:
-        yield stored.ledger, str(error)
-
-
-def _existing_rows(stored: SessionFolder, ledger: Ledger) -> dict[str, Path]:
-    return {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
+        yield last, str(error)
 
 
 def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> SessionFolder:
@@ -87,23 +106,15 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
     with sessions.locked(name, new=True) as target:
         if target.header:
             raise SessionError(f"there is a session {name} already", Help.OTHER_NAME())
-        folder = sessions.folder / f".{name}.import"
-        shutil.rmtree(folder, ignore_errors=True)  # from an import that was killed
         try:
-            make_private(folder)
-            _unpack(source, folder)
-            if target.folder.exists():  # without a ledger: from a fork that was killed
-                clear(target.folder)
-            folder.rename(target.folder)
-            sync_folder(sessions.folder)
+            with sessions.built(target) as folder:
+                _unpack(source, folder)
         except ArchiveError as error:
             raise SessionError(f"{title} is not an export of a session: {error}. Nothing was changed") from error
         except SegmentError as error:
             raise SessionError(f"cannot import {title}: {error.what}. Nothing was changed", error.remedy) from error
         except OSError as error:
             raise SessionError(f"cannot import {title}: {reason(error)}. Nothing was changed") from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         return sessions.find(name)
 
 
@@ -114,34 +125,49 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _unpack(source: BinaryIO, folder: Path) -> None:
-    """Unpack and check an archive: the ledger first, then only files that it names."""
-    info = _next_member(source)
-    if info is None or info.name != LEDGER:
-        raise ArchiveError(f"it does not begin with {LEDGER}")
-    if info.size > MAX_LEDGER:
-        raise ArchiveError(f"its ledger has {info.size:,} bytes, the limit is {MAX_LEDGER:,}")
-    with replacing(folder / LEDGER) as temporary:
-        _copy(source, info, temporary)
-    try:
-        ledger = read_ledger((folder / LEDGER).read_bytes())
-    except FormatError as error:
-        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
-    except LedgerError as error:
-        raise ArchiveError(f"its ledger is damaged: {error}") from error
-    kept, seen = ledger.kept, set[str]()
+    """Unpack and check an archive: the snapshots first, in order, then only files that they name."""
+    snapshots: dict[str, Snapshot] = {}
+    seen: set[str] = set()
     while (info := _next_member(source)) is not None:
-        if info.name not in kept or info.name in seen:
+        if _follows(info.name, [*snapshots]) and not seen:
+            snapshots[info.name] = _unpack_snapshot(source, info, folder, list(snapshots.values()))
+            continue
+        if not snapshots:
+            raise ArchiveError("it does not begin with a snapshot")
+        if info.name in seen or not any(info.name in snapshot.files for snapshot in snapshots.values()):
             raise ArchiveError(f"{_printable_name(info)} does not belong in it")
         free = shutil.disk_usage(folder).free
         if info.size > free:
             raise ArchiveError(f"{info.name} has {info.size:,} bytes, the disk has {free:,} left")
         with replacing(folder / info.name) as temporary:
             _copy(source, info, temporary)
-        _check_rows(folder / info.name, ledger)
+        _check_rows(folder / info.name, snapshots.values())
         seen.add(info.name)
-    _check_complete(ledger, seen)
-    with replacing(folder / HEAD) as temporary:
-        temporary.write_text(str(ledger.head), encoding="ascii")
+    if not snapshots:
+        raise ArchiveError("it does not begin with a snapshot")
+    _check_complete(snapshots.values(), seen)
+
+
+def _follows(name: str, before: list[str]) -> bool:
+    """Return True for the name of a snapshot after these, which leaves numbers for later ones."""
+    numbers = [int(Path(each).stem) for each in before[-1:]]
+    return bool(SNAPSHOT.fullmatch(name)) and [*numbers, -1][0] < int(Path(name).stem) < 10**8
+
+
+def _unpack_snapshot(source: BinaryIO, info: tarfile.TarInfo, folder: Path, before: list[Snapshot]) -> Snapshot:
+    if info.size > MAX_SNAPSHOT:
+        raise ArchiveError(f"{info.name} has {info.size:,} bytes, the limit is {MAX_SNAPSHOT:,}")
+    with replacing(folder / info.name) as temporary:
+        _copy(source, info, temporary)
+    try:
+        snapshot = read_snapshot((folder / info.name).read_bytes())
+    except OtherFormatError as error:
+        raise ArchiveError(f"it has format {error}, this version of notes reads {FORMAT}") from error
+    except SnapshotError as error:
+        raise ArchiveError(f"{info.name} in it is damaged: {error}") from error
+    if snapshot.first == bool(before) or (before and snapshot.header != before[0].header):
+        raise ArchiveError(f"{info.name} in it is of another session")
+    return snapshot
 
 
 def _next_member(source: BinaryIO) -> tarfile.TarInfo | None:
@@ -177,29 +203,35 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
         out.truncate(info.size)
 
 
-def _check_complete(ledger: Ledger, present: set[str]) -> None:
+def _check_complete(snapshots: Iterable[Snapshot], present: set[str]) -> None:
     """Raise ArchiveError if K/V files are missing, also ones that only an undo would read. Those of prefix-only models
     are optional: without them the text is decoded again."""
-    needed = set() if ledger.header.prefix_only else {*ledger.kept, *(name for name, _ in ledger.state.rows)}
-    if needed - present:
-        raise ArchiveError(f"the rows {min(needed - present) or 'of some tokens'} are missing")
+    for snapshot in snapshots:
+        missing = {rows.file for rows in snapshot.state.rows} - present
+        if missing and not snapshot.header.prefix_only:
+            raise ArchiveError(f"the rows {min(missing) or 'of some tokens'} are missing")
 
 
-def _check_rows(path: Path, ledger: Ledger) -> None:
-    """Raise SegmentError or ArchiveError unless the file is intact and has K/V of the tokens in the ledger."""
+def _check_rows(path: Path, snapshots: Iterable[Snapshot]) -> None:
+    """Raise SegmentError or ArchiveError unless the file is intact and has K/V of the tokens in the snapshots."""
     try:
         segment, checksum = open_segment(path), checksum_of(path)
     except DamagedError as error:
         raise ArchiveError(f"{path.name} in it is damaged") from error
-    if checksum != ledger.state.checksums.get(path.name):
-        raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
-    if segment.prefix_only != ledger.header.prefix_only or segment.identity.differences(ledger.header.identity):
-        raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.prefix_only:
-        state, tokens = ledger.state, segment.tokens.tolist()
-        rows = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == path.name]
-        if not all(row < len(tokens) and tokens[row] == token for token, row in rows):
-            raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
+    tokens = segment.tokens.tolist()
+    for snapshot in snapshots:
+        if path.name not in snapshot.files:
+            continue
+        if checksum != snapshot.files[path.name]:
+            raise ArchiveError(f"{path.name} in it is not the file that the session names")
+        header, state, at = snapshot.header, snapshot.state, 0
+        if segment.prefix_only != header.prefix_only or segment.identity.differences(header.identity):
+            raise ArchiveError(f"{path.name} in it is of another model")
+        for rows in state.rows:
+            held = tokens[rows.first : rows.first + rows.count]
+            if rows.file == path.name and held != state.tokens[at : at + rows.count]:
+                raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
+            at += rows.count
 
 
 IMPORT = re.compile(r"\..+\.import")

@@ -1,4 +1,8 @@
-"""Stores sessions on disk: a folder each, with the ledger and K/V files, under a lock (docs/format.md)."""
+"""Stores sessions on disk: a folder each, with a snapshot an operation and K/V files, under a lock (docs/format.md).
+
+A snapshot has the whole state, and is written to a temporary file and renamed after the K/V that it names: a crash
+leaves the last complete one. An undo removes the last.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +10,101 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timezone
 from difflib import get_close_matches
-from itertools import count
 from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, SessionError, reason
-from notes_cli.library.safe_files import HeldError, check_private, locked, make_private, replacing
-from notes_cli.sessions import HEAD, LEDGER, session_names
+from notes_cli.library.safe_files import (
+    HeldError,
+    check_private,
+    locked,
+    make_private,
+    replacing,
+    sync_folder,
+)
+from notes_cli.sessions import LEDGER, SNAPSHOT, session_names
 from notes_cli.sessions.state import (
     FORMAT,
     ROWS,
-    CutError,
-    FormatError,
-    Head,
     Header,
-    Ledger,
-    LedgerError,
-    Line,
+    OtherFormatError,
+    Snapshot,
+    SnapshotError,
     State,
-    first_line,
-    read_ledger,
+    read_snapshot,
     serialize,
-    with_time,
 )
 from notes_cli.text import names
 
-_NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"
+_NAMES = f"{SNAPSHOT.pattern}|{ROWS.pattern}|{re.escape(LEDGER)}"
 OWN = re.compile(rf"{_NAMES}|\.({_NAMES})\..+\.tmp")
-READS = 3  # attempts at a ledger and head that disagree: another process may have written between the two
+READS = 3  # attempts at a snapshot that another process may take back meanwhile
+TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 
 
 class SessionFolder:
     """One session's folder. Writing needs its lock (Sessions.locked)."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the last snapshot; a damaged one is reported when its state is needed."""
         self.folder = folder
         self.name = folder.name
-        self.header: Header | None = None  # None before the first turn
-        self.lines: list[Line] = []
-        self.state = State()
-        self.end = 0  # bytes of the ledger in complete lines
-        self.torn = 0  # bytes after them, from an interrupted write
-        self.head = Head(0, "")
         self.closed = False  # the lock was released
+        self._snapshot: Snapshot | None = None  # None before the first turn
+        self._damage: SessionError | None = None
         self._process = os.getpid()  # a forked process does not hold the lock
-        self._read()
+        self.read()
 
     @property
-    def ledger(self) -> Path:
-        return self.folder / LEDGER
+    def snapshot(self) -> Snapshot | None:
+        """The last snapshot. Raises SessionError if it is damaged."""
+        if self._damage:
+            raise self._damage
+        return self._snapshot
+
+    @property
+    def header(self) -> Header | None:
+        return self.snapshot.header if self.snapshot else None
+
+    @property
+    def state(self) -> State:
+        return self.snapshot.state if self.snapshot else State()
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Checksums of the K/V files of the state, by name."""
+        return self.snapshot.files if self.snapshot else {}
 
     @property
     def nbytes(self) -> int:
-        return sum(path.stat().st_size for path in _session_files(self.folder))
+        return sum(path.stat().st_size for path in session_files(self.folder))
 
     @property
     def created(self) -> str:
-        return str(self.lines[0]["time"])
+        return self.snapshot.created if self.snapshot else ""
 
     @property
     def changed(self) -> str:
-        return str(self.lines[-1]["time"])
+        return self.snapshot.time if self.snapshot else ""
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of the snapshots."""
+        with suppress(FileNotFoundError):
+            return sorted(int(path.stem) for path in session_files(self.folder) if SNAPSHOT.fullmatch(path.name))
+        return []
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"{number:04d}.json"
 
     @property
     def next_rows(self) -> Path:
-        """Path for the K/V of the next line: named by its number, or the next unused. A file left there by a crash is
-        overwritten."""
-        taken = {str(line.get("rows")) for line in self.lines}
-        names = (f"{number:04d}.gguf" for number in count(max(1, len(self.lines))))
-        return self.folder / next(name for name in names if name not in taken)
+        """Path for the K/V of the next snapshot. A file left there by a crash is overwritten."""
+        return self.folder / f"{max(self.numbers, default=0) + 1:04d}.gguf"
 
     def check_held(self) -> None:
         """Raise SessionError if the lock was released, or another process holds it."""
@@ -85,133 +113,129 @@ class SessionFolder:
         if self._process != os.getpid():
             raise SessionError(f"session {self.name} is held by the process that has opened it", "Fork it there")
 
-    def commit(self, line: Line, header: Header | None = None) -> None:
-        """Append a line, which commits its operation. `header` begins the session."""
-        with self._writing():
-            if header is not None:
-                with replacing(self.ledger) as temporary:
-                    temporary.write_bytes(serialize([with_time(first_line(header)), with_time(line)]))
-            else:
-                self._append(serialize([with_time(line)], self.head.checksum))
+    def commit(
+        self, op: str, what: str, state: State, files: Mapping[str, str], header: Header, *, for_good: bool = False
+    ) -> None:
+        """Write the next snapshot, which commits its operation. `for_good`: nothing before it is kept."""
+        now, number = datetime.now(timezone.utc).strftime(TIME), max(self.numbers, default=0) + 1
+        snapshot = Snapshot(FORMAT, header, op, what, self.created or now, now, state, files, for_good)
+        if self.snapshot is None:
+            begun = Snapshot(FORMAT, header, "begin", "", now, now, State(), first=True)
+            self._write({0: begun, number: snapshot})
+        else:
+            self._write({number: snapshot})
 
-    def rewrite(self, line: Line) -> None:
-        """Replace all lines after the first by this one, atomically."""
-        first = {**self.lines[0], "replaces": self.head.checksum}
-        with self._writing(), replacing(self.ledger) as temporary:
-            temporary.write_bytes(serialize([first, with_time(line)]))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Read the ledger again after the block, and write the head; if the head fails, the next write does it. Raises
-        SessionError if the session is not held, and for an OSError of the block."""
+    def _write(self, snapshots: Mapping[int, Snapshot]) -> None:
+        """Write snapshots, then remove what is not needed any more; if that fails, a later write does it."""
         self.check_held()
+        self.sweep(max(snapshots))  # a kill may have left what was forgotten for good
         try:
-            yield
+            for number, snapshot in snapshots.items():
+                with replacing(self.path(number)) as temporary:
+                    temporary.write_bytes(serialize(snapshot))
         except OSError as error:
-            raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._read()
-        with suppress(OSError):
-            self.write_head()
+            raise SessionError(f"cannot write {self.folder}: {reason(error)}. Nothing was changed") from error
+        self._snapshot = snapshots[max(snapshots)]
         self.sweep()
 
-    def write_head(self) -> None:
-        """Write the head file. Raises OSError."""
-        with replacing(self.folder / HEAD) as temporary:
-            temporary.write_text(str(self.head), encoding="ascii")
-
-    def _append(self, data: bytes) -> None:
-        """Append and sync, or truncate again on failure."""
-        with self.ledger.open("r+b", buffering=0) as file:
-            file.truncate(self.end)  # drops an incomplete line from a crash
-            file.seek(self.end)
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fsync(file.fileno())
-            except BaseException:
-                with suppress(OSError):
-                    file.truncate(self.end)
-                raise
-
-    def trim(self) -> None:
-        """Remove an incomplete line at the end of the ledger."""
+    def undo(self) -> dict[str, str]:
+        """Take the last operation back, or a damaged snapshot; return what it was. Raises SessionError if there is
+        none."""
         self.check_held()
+        last, undone = self.numbers[-1:], self._snapshot
+        if len(self.numbers) < 2 or (undone and undone.first):
+            if self._damage:
+                raise self._damage
+            gone = ": what was forgotten by suffix is gone, and so is all that preceded it"
+            message = f"there is nothing to undo in session {self.name}"
+            raise SessionError(message + gone if undone and undone.op == "forget" else message)
         try:
-            os.truncate(self.ledger, self.end)
+            if undone and undone.op == "edit":
+                self._remember_undone(self.numbers[-2], undone.state)
+            self.path(last[0]).unlink()
         except OSError as error:
-            raise SessionError(f"cannot write {self.ledger}: {reason(error)}") from error
+            raise SessionError(f"cannot write {self.folder}: {reason(error)}. Nothing was changed") from error
+        self._damage = self._snapshot = None
+        self.read()
+        self.sweep()
+        return {"op": undone.op if undone else "snapshot", "what": undone.what if undone else f"{last[0]:04d}.json"}
 
-    def undo(self) -> Line:
-        """Undo the last line in effect and return it. Raises SessionError if there is none."""
-        if not self.state.live:
-            raise SessionError(f"there is nothing to undo in session {self.name}")
-        if [line["op"] for line in self.state.live] == ["forget"]:  # the lines before it were dropped
-            raise SessionError(
-                f"there is nothing to undo in session {self.name}: what was forgotten by suffix is gone, and so is all "
-                "that preceded it"
-            )
-        undone = self.state.live[-1]
-        self.commit({"op": "undo"})
-        return undone
+    def _remember_undone(self, number: int, undone: State) -> None:
+        """Note the values of an edit that is undone, so that an erratum for all sessions does not repeat it."""
+        before = self._read_number(number)
+        old, new = before.state.corrections.values, undone.corrections.values
+        times = [(key, value, undone.read_at.get(key, "")) for key, value in new.items() if old.get(key) != value]
+        state = replace(before.state, undone=(*undone.undone, *times))
+        with replacing(self.path(number)) as temporary:
+            temporary.write_bytes(serialize(replace(before, state=state)))
 
     def kept(self) -> list[str]:
-        """Return the names of the K/V files still needed (Ledger.kept)."""
-        return Ledger(self.header, self.lines, self.state, self.end, self.head).kept if self.header else []
+        """Return the names of the K/V files still needed. Of a prefix-only model the last two, enough for one undo."""
+        numbers = {f"{number:04d}.gguf" for number in self.in_force}
+        names = sorted(path.name for path in session_files(self.folder) if path.name in numbers)
+        return names[-2:] if self.header and self.header.prefix_only else names
+
+    @property
+    def in_force(self) -> list[int]:
+        """The snapshots that count: a last one that was written for good may have been left with those before it."""
+        snapshot = self.snapshot
+        return self.numbers[-1:] if snapshot and snapshot.first else self.numbers
 
     def unneeded(self) -> list[Path]:
-        """Return session files that no line needs: K/V that was undone, leftovers of killed processes."""
-        needed = {LEDGER, HEAD, *self.kept()}
-        return [path for path in _session_files(self.folder) if path.name not in needed]
+        """Return session files that nothing needs: K/V that was undone, leftovers of killed processes."""
+        needed = {*self.kept(), *(self.path(number).name for number in self.in_force)}
+        return [path for path in session_files(self.folder) if path.name not in needed]
 
-    def sweep(self) -> None:
-        """Remove unneeded files. Failures are ignored: the line is committed, and a later sweep tries again."""
-        with suppress(OSError):
+    def sweep(self, writing: int | None = None) -> None:
+        """Remove unneeded files, besides those of a snapshot that is about to be written. Failures are ignored: a later
+        sweep tries again."""
+        with suppress(OSError, SessionError):
             for path in self.unneeded():
-                path.unlink(missing_ok=True)
+                if writing is None or path.stem != self.path(writing).stem:
+                    path.unlink(missing_ok=True)
 
-    def _read(self) -> None:
+    def read(self) -> None:
         check_private(self.folder)
         for attempts in reversed(range(READS)):
             try:
-                data, head = self._read_bytes()
-                if data is None:
-                    return
-                self.header, self.lines, self.state, self.end, self.head = read_ledger(data, head)
-                self.torn = len(data) - self.end
+                numbers = self.numbers
+                if numbers:
+                    self._damage, self._snapshot = None, self._read_number(numbers[-1])
+                elif (self.folder / LEDGER).exists():
+                    message = (
+                        f"session {self.name} was kept by an earlier version of notes, which this one does not read"
+                    )
+                    self._damage = SessionError(message, Help.REMOVE_WHOLE_SESSION(name=self.name))
                 return
-            except FormatError as error:
-                version = int(str(error))
-                raise SessionError(
-                    f"{self.ledger} has format {version}, this version of notes reads {FORMAT}",
-                    "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
-                ) from error
-            except CutError as error:
+            except FileNotFoundError:
                 if not attempts:
-                    remedy = Help.PUT_BACK_OR_GO_ON(path=self.folder / HEAD)
-                    raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
-            except LedgerError as error:
-                remedy = Help.PUT_BACK_OR_REMOVE(name=self.name)
-                raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
+                    raise SessionError(
+                        f"session {self.name} is being changed by another process", "Try again"
+                    ) from None
+            except OtherFormatError as error:
+                version = int(str(error))
+                self._damage = SessionError(
+                    f"{self.path(numbers[-1])} has format {version}, this version of notes reads {FORMAT}",
+                    "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
+                )
+                return
+            except SnapshotError as error:
+                message = (
+                    f"the last snapshot of session {self.name}, {self.path(numbers[-1]).name}, is damaged: {error}"
+                )
+                earlier = len(numbers) > 1
+                remedy = Help.UNDO(name=self.name) if earlier else Help.PUT_BACK_OR_REMOVE(name=self.name)
+                self._damage = SessionError(message, remedy)
+                return
 
-    def _read_bytes(self) -> tuple[bytes | None, Head | None]:
-        """Return the bytes of the ledger (None: no session yet) and the head (None: no such file). The head is read
-        first, so that a concurrent write is not taken for damage. Raises SessionError if one is missing, damaged or
-        unreadable."""
-        path, head = self.folder / HEAD, None
+    def _read_number(self, number: int) -> Snapshot:
+        """Read a snapshot. Raises SnapshotError if it is damaged, SessionError if it cannot be read, FileNotFoundError
+        if it is gone."""
+        path = self.path(number)
         try:
-            with suppress(FileNotFoundError):
-                head = Head.read(path.read_text(encoding="ascii", errors="replace"))
-                if head is None:
-                    message = f"{path} is damaged: it must be a number of lines and a checksum"
-                    raise SessionError(message, Help.REMOVE_FILE(path=path))
-            path = self.ledger
-            return path.read_bytes(), head
+            return read_snapshot(path.read_bytes())
         except FileNotFoundError:
-            if head is None:
-                return None, None
-            message = f"the ledger of session {self.name} is missing: {self.ledger}"
-            raise SessionError(message, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
+            raise
         except OSError as error:
             raise SessionError(f"cannot read {path}: {reason(error)}") from error
 
@@ -288,20 +312,29 @@ class Sessions:
         with self.locked(new, new=True) as fork:
             if fork.header:
                 raise taken
-            try:
-                make_private(fork.folder)
-                for rows in stored.kept():
-                    if (stored.folder / rows).exists():  # a prefix-only model's may be deleted after undos
-                        _link(stored.folder / rows, fork.folder / rows)
-                with replacing(fork.ledger) as temporary:  # last: a session exists once it has a ledger
-                    temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
-                fork._read()
-                fork.write_head()
-            except OSError as error:
-                with suppress(OSError):
-                    clear(fork.folder)
-                raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
+            with self.built(fork) as folder:
+                for rows in (*stored.kept(), *(stored.path(number).name for number in stored.in_force)):
+                    _link(stored.folder / rows, folder / rows)
             yield fork
+
+    @contextmanager
+    def built(self, stored: SessionFolder) -> Iterator[Path]:
+        """Yield an empty folder, which becomes that of a new session at the end of the block, as a whole. Raises
+        SessionError, without changing anything, if it cannot be written."""
+        folder = self.folder / f".{stored.name}.import"
+        shutil.rmtree(folder, ignore_errors=True)  # from a fork or an import that was killed
+        try:
+            make_private(folder)
+            yield folder
+            if stored.folder.exists():  # without a snapshot
+                clear(stored.folder)
+            folder.rename(stored.folder)
+            sync_folder(self.folder)
+            stored.read()
+        except OSError as error:
+            raise SessionError(f"cannot write {stored.folder}: {reason(error)}. Nothing was changed") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def known(self, *requested: str) -> list[str]:
         """Return these names normalized and without duplicates. Raises SessionError if one does not exist."""
@@ -331,10 +364,8 @@ class Sessions:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a session, head and ledger first, then the folder if it is empty. Raises OSError."""
-    (folder / HEAD).unlink(missing_ok=True)
-    (folder / LEDGER).unlink(missing_ok=True)
-    for path in _session_files(folder):
+    """Remove the files of a session, the snapshots first, then the folder if it is empty. Raises OSError."""
+    for path in sorted(session_files(folder), key=lambda path: (path.suffix != ".json", path.name)):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
@@ -342,19 +373,19 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def _remove_if_unused(folder: Path) -> Iterator[None]:
-    """Remove a folder that was created in the meantime and has no ledger. An older one stays: it may be a session whose
-    ledger was lost."""
+    """Remove a folder that was created in the meantime and has no snapshot. An older one stays: it may be a session
+    whose snapshots were lost."""
     existed = folder.exists()
     try:
         yield
     finally:
         with suppress(OSError):
-            if not existed and LEDGER not in [path.name for path in folder.iterdir()]:
+            if not existed and not any(SNAPSHOT.fullmatch(path.name) for path in folder.iterdir()):
                 clear(folder)
 
 
-def _session_files(folder: Path) -> list[Path]:
-    """Return files with names that sessions write: ledger, head, K/V, and temporary files of these."""
+def session_files(folder: Path) -> list[Path]:
+    """Return files with names that sessions write: snapshots, K/V, and temporary files of these."""
     return [path for path in folder.iterdir() if OWN.fullmatch(path.name) and not path.is_dir()]
 
 

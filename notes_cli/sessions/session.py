@@ -1,21 +1,21 @@
-"""Runs the turns of a session: prefills each prompt after the previous turns, generates, and commits to the ledger.
+"""Runs the turns of a session: places corrections, follows the changed conversation with the K/V, generates, commits.
 
-Edits are in edits.py, the sequence in session_kv.py. A global erratum is stored in the library, and corrects every
-session that has the skill.
+Edits are in edits.py, cuts in forget.py, the sequence in session_kv.py. A global erratum is stored in the library, and
+corrects every session that has the skill.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal
-from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.positions import changed_ranges, images_of
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.positions import Patch, changed_ranges, images_of, position_map
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
@@ -23,34 +23,49 @@ from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_o
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import assemble, place_segment, record_uses
 from notes_cli.runtime.open_skills import SkillRef
-from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, as_question, changes_of, results_turn
+from notes_cli.runtime.place import Policy, place
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, changes_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
-from notes_cli.runtime.resolve import Prepared as PreparedAsk
-from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
+from notes_cli.runtime.resolve import Prepared, constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, check_moves, from_segment
-from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
-from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import Line, Memory, Origin, SkillText, State, as_line, unapplied
-from notes_cli.text.erratum import (
-    Erratum,
-    Known,
-    Reference,
-    describe_wildcards,
-    known_fields,
-    of_fields,
-    read_errata,
-    unique_values,
-    word,
+from notes_cli.sessions.edits import (
+    CUT,
+    Compacted,
+    Edited,
+    Editor,
+    Forgotten,
+    amended,
+    can_cut,
+    changes_in,
+    check_moves,
+    edits_in_place,
+    forget,
+    from_segment,
+    has_image,
+    with_turns,
 )
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.session_kv import SessionKV, follow, render, text_of
+from notes_cli.sessions.state import TRACE, Entry, Generated, Memory, SkillText, State, Turn
+from notes_cli.text.erratum import Erratum, describe_wildcards, known_fields, read_errata, unique_values
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import user_message
-from notes_cli.text.prompt import next_turn
+from notes_cli.text.messages import Message, SkillPart, asking, results_of, user_message
 from notes_cli.text.skill import Skill
 from notes_cli.text.tools import calls_in, form_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A turn in progress."""
+
+    turn: Turn
+    state: State  # with its skills and corrections, and with what it changed in the turns before it
+    patches: Sequence[Patch] = ()  # those changes
+    start: int = 0  # position where it begins
+    since: int = 0  # `SessionKV.changes` at its start
+    in_place: bool = False  # new values are in texts
 
 
 class Session(AbstractContextManager["Session"]):
@@ -62,18 +77,8 @@ class Session(AbstractContextManager["Session"]):
         self.workspace = workspace
         self.stored = stored
         self._kv = SessionKV(workspace, stored)
-        # The turn in progress:
-        self._question = ""
-        self._system = ""  # in the first turn
-        self._skills: list[SkillText] = []
-        self._errata: dict[str, str] = {}  # values by field
-        self._correction = Correction()  # edits and cuts of the sequence that precede this turn
-        self._memory: Memory | None = None  # of which it places a copy
-        self._compiled: dict[str, str] = {}  # values in the texts of new skills that got others in place
-        self._start = 0  # position where it begins
-        self._marks: dict[str, tuple[str, ...]] = {}
+        self._draft = _Draft(Turn(()), State())
         self._read_at = now()  # when global errata were read
-        self._since = 0  # `SessionKV.changes` at its start
 
     def close(self) -> None:
         """Free the sequence. Committed turns are on disk."""
@@ -88,13 +93,13 @@ class Session(AbstractContextManager["Session"]):
 
     @property
     def sequence(self) -> KVSequence:
-        """The sequence with the ledger's tokens, restored from disk if the context does not have it."""
+        """The sequence with the session's tokens, restored from disk if the context does not have it."""
         return self._kv.sequence
 
     @property
     def empty(self) -> bool:
         """True before the first turn."""
-        return not self.state.live
+        return not self.state.turns
 
     def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
         """Run the next turn and commit it. Raises SessionError if a later turn has options of the first."""
@@ -110,9 +115,7 @@ class Session(AbstractContextManager["Session"]):
     def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
         return Job(lambda job: self.answer_task(request, callbacks), own=True)
 
-    def _prepare(
-        self, request: Request, callbacks: Callbacks, room: int | None = None
-    ) -> tuple[PreparedAsk, KVSequence]:
+    def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> tuple[Prepared, KVSequence]:
         """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
         begun = time.perf_counter()
         goes_on = not self.empty
@@ -140,7 +143,7 @@ class Session(AbstractContextManager["Session"]):
         draft = resolve(
             *(self.workspace, request, segments, callbacks),
             had=had,
-            unapplied={} if request.results else unapplied(self.state, global_errata(self.workspace)),
+            unapplied={} if request.results else self.state.unapplied(global_errata(self.workspace)),
             goes_on=goes_on,
             grammar=grammar,
             begun=begun,
@@ -158,16 +161,16 @@ class Session(AbstractContextManager["Session"]):
                 strict=request.strict,
                 method=request.method,
             )
-            if self._errata:
-                in_place = self._correction.skills or self._compiled
-                method = request.method or (FIELD_ERRATUM if in_place else ERRATUM)
+            if any(part.key for part in self._draft.turn.errata):
+                method = request.method or (FIELD_ERRATUM if self._draft.in_place else ERRATUM)
                 draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, room=room, counted=True)
             self.begin(prompt, sequence)
         if memory and request.memory is not None:
-            self._memory = Memory(memory.name, self._reference(request.memory))
+            kept = Memory(memory.name, self._reference(request.memory))
+            self._draft = replace(self._draft, state=replace(self._draft.state, memory=kept))
         return draft, sequence
 
     @property
@@ -235,34 +238,53 @@ class Session(AbstractContextManager["Session"]):
         """As `ask`, as a task. `assembled` is called with the sequence that has the prompt. `room`: tokens of free
         cells needed to start generating, if the caller reserves more later; None: for the whole answer."""
         prepared, sequence = self._prepare(request, callbacks, room)
-        turn = self._since
+        turn = self._draft.since
         try:
             assembled(sequence)
             result = yield from answer_task(self.workspace, prepared, sequence, callbacks)
         except BaseException as error:
             if isinstance(error, EngineError) and turn != self._kv.changes:
                 raise self._superseded() from error  # its sequence was closed
-            if turn == self._since:  # else another turn is in progress
+            if turn == self._draft.since:  # else another turn is in progress
                 self._kv.drop()
             raise
         self.keep(result.unwritten, turn)
         return result
 
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
-        """Begin the first turn with its prompt assembled in this sequence."""
-        changes = changes_of(self.workspace, prompt) if prompt.method.edits_rows else {}
+        """Begin the first turn with its prompt assembled in this sequence. Raises EngineError if that does not have the
+        tokens of the conversation."""
         self._kv.hold(sequence)
-        self._question, self._system, self._since = prompt.question, prompt.system or "", self._kv.changes
-        errata = [*prompt.method_errata, *prompt.errata]
-        names = iter([erratum.key for erratum in errata])
+        shown, method = prompt.shown, prompt.method
+        conversation = asking(
+            prompt.question,
+            system=prompt.system,
+            skills=[segment.name for segment in prompt.segments if segment.name not in shown],
+            images=[segment.name for segment in prompt.segments if segment.name in shown],
+            place=prompt.place,
+        )
+        values = [Erratum(each.field, value, "", each.skill if each.shared else "") for each, value in prompt.values]
+        edits = {segment.name for segment in prompt.segments if method.edits_rows and not segment.media}
+        policy = Policy(edits if prompt.fields else (), method.appends_erratum, wording=prompt.wording)
+        messages, corrections = place(conversation.messages, prompt.segments, [*values, *prompt.errata], policy=policy)
+        changes = changes_of(self.workspace, prompt) if method.edits_rows else {}
+        skills = tuple(from_segment(segment, changes.get(segment.name)) for segment in prompt.segments)
+        turn = Turn(messages, reasoning="requested" if prompt.think else "none")
+        state = State(skills=skills, corrections=corrections)
+        tokens = {segment.name: segment.tokens for segment in prompt.segments}
+        tokens |= {name: changed.tokens for name, changed in changes.items()}
+        parts = render(self.workspace, turn, tokens, first=True)
+        if [token for part in parts for token in part.tokens] != sequence.tokens.tolist():
+            raise EngineError("the tokens of the first turn are not those of its conversation")  # never wrong silently
+        keys = iter([self._key(state, part.name) for part in parts if part.kind == "erratum"])
         sequence.pieces = [
-            replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in sequence.pieces
+            replace(piece, name=next(keys)) if piece.kind == "erratum" else piece for piece in sequence.pieces
         ]
-        self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in prompt.segments]
-        self._compiled = _compiled(prompt.segments, changes)
-        self._marks = _marks(prompt.segments)
-        self._errata, self._correction, self._start = _values_of(errata), Correction(), 0
-        self._memory = None
+        self._draft = _Draft(turn, state, since=self._kv.changes)
+
+    @staticmethod
+    def _key(state: State, name: str) -> str:
+        return state.key(name) if name else ""
 
     def follow(
         self,
@@ -290,114 +312,133 @@ class Session(AbstractContextManager["Session"]):
                 name = self.stored.name
                 raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
             seen.add(segment.name)
-        kept, outdated = self._memory_values(memory)
+        in_place = edits_in_place(self._kv) if method is None else method.edits_rows
         segments = [*segments, memory] if memory else segments
-        skills = {segment.name: segment for segment in segments}
-        known = known_fields(*(self._others if memory else self.state.skills), *segments)
-        written = {span.name: span.value for span in memory.fields} if memory else {}
-        restated = of_fields(  # errata of the memory follow its copy
-            {key: value for (_, name, key), value in kept if key in self.state.stated and value != written[name]}
-        )
-        parsed = [*enumerate(read_errata([*restated, *errata], known))]
-        last = {erratum.key: number for number, erratum in parsed if erratum.field}  # overrules others of its field
-        latest = [erratum for number, erratum in parsed if last.get(erratum.key, number) == number]
-        self._question, self._errata = question, _values_of(latest)
-        pending = self._pending(known, wording, outdated)
-        pending = {key: text for key, text in pending.items() if key not in self._errata}
-        names = iter([*pending, *(erratum.key for erratum in latest)])
-        texts = [*pending.values(), *(word(erratum, wording) for erratum in latest)]
-        editor = Editor(self._kv)
-        in_place = self._errata and (editor.edits_in_place if method is None else method.edits_rows)
-        values = [(known.find(key)[0], value) for key, value in self._errata.items()]
-        earlier = [(reference, value) for reference, value in values if reference.skill not in skills]
-        had = self.state.known
-        stated = [
-            had.key(reference.skill, reference.field)
-            for reference, _ in values
-            if f"{reference.skill}.{reference.field}" in had
-        ]
-        correction = editor.correction(earlier if in_place else (), [*stated, *outdated], memory=memory is not None)
-        placed = [*kept, *(values if in_place else ())]
-        changes = self._changes_of(segments, placed)
-        if memory and memory.name not in changes and _change(self.workspace, memory, placed):
-            raise UnsupportedError(f"the values of the memory {memory.name} cannot be computed in place for this model")
-        template = self.workspace.thinking_template if think else self.workspace.template
-        chunks = next_turn(template, [user_message(question, skills=list(skills), errata=texts)])
-        tokens = [
-            skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
-        ]
-        count = len(self.state.tokens) + sum(map(len, tokens)) + correction.cells
-        count += sum(2 * len(patch.tokens) for changed in changes.values() for patch in changed.patches)
-        self.workspace.make_room(count, room, self._kv.loaded)
+        message = user_message(question, skills=[segment.name for segment in segments])
+        turn = Turn((message,), reasoning="requested" if think else "none")
+        for moves in (True, False):
+            changes, draft = self._corrected(turn, errata, segments, memory, in_place, wording, moves=moves)
+            skills = {segment.name: segment.tokens for segment in segments}
+            parts = render(self.workspace, draft.turn, skills, first=False)
+            temporary = sum(len(patch.tokens) + max(0, patch.grows) for patch in draft.patches)
+            temporary += sum(2 * len(patch.tokens) for changed in changes.values() for patch in changed.patches)
+            count = len(self.state.tokens) + sum(len(part.tokens) for part in parts) + temporary
+            self.workspace.make_room(count, room, self._kv.loaded)
+            if not draft.patches:
+                sequence = self.sequence
+                break
+            try:
+                with self._kv.changing() as sequence:
+                    sequence.replace(draft.patches)
+                break
+            except UnsupportedError:  # at these positions
+                if memory:  # else errata state the values
+                    raise
         for segment in segments:  # again: a larger context may rotate differently (LongRoPE)
             self.workspace.check(segment)
-        sequence = self._corrected(correction)
-        self._start = len(sequence)
-        place = partial(place_segment, self.workspace, seam=seam, strict=strict or memory is not None)
-        for chunk, ids in zip(chunks, tokens, strict=True):
-            if chunk.name in changes:
-                amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, place)
-            elif chunk.kind == "splice":
-                place(sequence, skills[chunk.name])
+        self._draft = replace(draft, start=len(sequence))
+        placer = partial(place_segment, self.workspace, seam=seam, strict=strict or memory is not None)
+        by_name = {segment.name: segment for segment in segments}
+        for part in parts:
+            if part.name in changes and part.kind == "splice":
+                amend(sequence, by_name[part.name], changes[part.name], FIELD_ERRATUM, placer)
+            elif part.kind == "splice":
+                placer(sequence, by_name[part.name])
             else:
-                sequence.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
+                sequence.append(part.tokens, part.kind, self._key(draft.state, part.name))
         record_uses(self.workspace, segments, sequence.pieces)
-        self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in segments]
-        self._compiled, self._marks = _compiled(segments, changes), _marks(segments)
-        self._memory, self._since = None, self._kv.changes
+        self._draft = replace(self._draft, since=self._kv.changes)
         return sequence
 
-    def _memory_values(self, memory: Segment | None) -> tuple[list[tuple[Reference, str]], list[str]]:
-        """Return the values in this session of the memory's fields, and the keys of fields whose values end because the
-        text has others by now."""
-        if memory is None:
-            return [], []
-        state = self.state
-        outdated = state.outdated({f"{memory.name}.{span.name}": span.value for span in memory.fields})
-        if not self._has_memory(memory.name):
-            return [], outdated
-        known, fields = state.known, state.fields
-        keys = {span.name: known.key(memory.name, span.name) for span in memory.fields}
-        kept = {name: key for name, key in keys.items() if key in fields and key not in outdated}
-        return [(Reference(memory.name, name, key), fields[key]) for name, key in kept.items()], outdated
+    def _corrected(
+        self,
+        turn: Turn,
+        errata: Sequence[str],
+        segments: Sequence[Segment],
+        memory: Segment | None,
+        in_place: bool,
+        wording: str | None,
+        *,
+        moves: bool,
+    ) -> tuple[dict[str, Change], _Draft]:
+        """Place the corrections of the next turn. Return the changes of its own skills, and the turn with the changes
+        of those before it. `moves`: earlier K/V may be changed."""
+        before = self.state
+        state, had = before, self._others if memory else [*before.skills]
+        turns = [*state.conversation]
+        cut = None  # position of the earlier copy of the memory
+        if memory and state.memory:
+            old = state.memory.name
+            cut = state.span(old)[0] if self._has_memory(old) else None
+            turns = [
+                replace(each, messages=tuple(_without(message, old) for message in each.messages)) for each in turns
+            ]
+            compiled = {f"{memory.name}.{span.name}": span.value for span in memory.fields}
+            outdated = [
+                f"{skill.name}.{span.name}"
+                for skill in state.skills
+                if skill.name == old
+                for span in skill.fields
+                if compiled.get(f"{old}.{span.name}") != skill.compiled.get(span.name)
+            ]
+            state = replace(state, corrections=state.corrections.without(outdated))
+        editable = [skill.name for skill in had if moves and not has_image(before, skill.name)]
+        editable = [*editable, *(segment.name for segment in segments if not segment.media)] if in_place else []
+        editable += [memory.name] if memory else []
+        skills: list[SkillText | Segment] = [*had, *segments]
+        parsed = read_errata(errata, known_fields(*skills))
+        policy = Policy(editable, cuts=moves and can_cut(self._kv), wording=wording)
+        answered = Message("assistant")
+        flat = [message for each in turns for message in (*each.messages, answered)]
+        placed, corrections = place([*flat, *turn.messages], skills, parsed, state.corrections, policy)
+        after = iter(placed)
+        turns = [replace(each, messages=tuple(next(after) for _ in (*each.messages, 0))[:-1]) for each in turns]
+        turn = replace(turn, messages=(placed[-1],))
 
-    def _changes_of(self, segments: Sequence[Segment], values: Sequence[tuple[Reference, str]]) -> dict[str, Change]:
-        """Return the changes in place of new skills, by name; none where that is not possible."""
+        wanted: dict[str, dict[str, str]] = {}
+        for key in corrections.in_place:
+            skill, _, name = key.partition(".")
+            wanted.setdefault(skill, {})[name] = corrections.values[key]
         changes = {}
         for segment in segments:
-            changed = None if segment.media else _change(self.workspace, segment, values)
-            if changed and not refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
+            changed = None if segment.media else change(self.workspace.model, segment, wanted.get(segment.name, {}))
+            if changed and refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
+                if segment is memory:
+                    message = f"the values of the memory {memory.name} cannot be computed in place for this model"
+                    raise UnsupportedError(message)
+            elif changed:
                 changes[segment.name] = changed
-        return changes
-
-    def _corrected(self, correction: Correction) -> KVSequence:
-        """Return the sequence, with the correction applied where its K/V can be moved."""
-        self._correction = correction
-        if not correction.patches:
-            return self.sequence
-        try:
-            with self._kv.changing() as sequence:
-                sequence.replace(correction.patches)
-        except UnsupportedError:  # at these positions
-            if correction.memory is not None:  # else errata state the values
-                raise
-            self._correction = Correction()
-            return self.sequence
-        return sequence
+        names = {skill.name for skill in had}
+        earlier = changes_in(self._kv, {name: each for name, each in wanted.items() if name in names}) if moves else {}
+        rest = replace(amended(state, earlier, in_place=True), corrections=corrections)
+        rest = with_turns(replace(rest, skills=tuple(skill for skill in rest.skills if skill.name in names)), turns)
+        patches, rest = follow(self.workspace, before, rest, range(before.turns), earlier)
+        traces = _traces(before, rest, patches) if patches else []
+        moved = any(patch.grows for patch in patches if cut is None or patch.first < cut)
+        rest = replace(
+            rest,
+            skills=(*rest.skills, *(from_segment(segment, changes.get(segment.name)) for segment in segments)),
+            edits_and_cuts=(*rest.edits_and_cuts, *traces),
+            moves=rest.moves + moved,
+        )
+        texts = {f"{skill.name}.{span.name}": span.value for skill in rest.skills for span in skill.fields}
+        computed = frozenset(key for key in corrections.in_place if texts.get(key) == corrections.values[key])
+        stated = rest.corrections.stated | {part.key for part in turn.errata if part.key}
+        rest = replace(rest, corrections=replace(corrections, in_place=computed, stated=stated))
+        return changes, _Draft(turn, rest, patches, in_place=bool(earlier or changes))
 
     def append_results(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
         """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
-        self._question, self._skills, self._errata, self._marks = as_question(results), [], {}, {}
-        self._correction, self._compiled, self._start = Correction(), {}, len(self.state.tokens)
-        self._memory = None
-        template = self.workspace.thinking_template if think else self.workspace.template
-        chunks = results_turn(self.workspace, template, results)
-        tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.loaded)
-        sequence, names = self.sequence, iter(name for name, _ in results)
-        for chunk, ids in zip(chunks, tokens, strict=True):
-            sequence.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
-        self._since = self._kv.changes
+        messages = tuple(message for message in results_of(results) if message.role == "tool")
+        turn = Turn(messages, reasoning="requested" if think else "none")
+        parts = render(self.workspace, turn, {}, first=False)
+        self.workspace.make_room(
+            len(self.state.tokens) + sum(len(part.tokens) for part in parts), room, self._kv.loaded
+        )
+        sequence = self.sequence
+        for part in parts:
+            sequence.append(part.tokens, part.kind, part.name)
+        self._draft = _Draft(turn, self.state, start=len(self.state.tokens), since=self._kv.changes)
         return sequence
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
@@ -416,7 +457,7 @@ class Session(AbstractContextManager["Session"]):
         name, tools = self.stored.name, [tool for tool, _ in request.results]
         if request.question or request.splice or request.images or request.errata or request.memory is not None:
             raise SessionError("a question, skills, images, errata and a memory do not go with the results of tools")
-        pieces = (piece for piece in self.state.entries if piece.turn == self.state.turns)
+        pieces = self.state.turn_pieces(self.state.turns)
         last_answer = "".join(piece.text for piece in pieces if piece.kind == "answer")
         form = form_of(self.workspace.template.tool_source)
         for tool in tools:
@@ -428,23 +469,6 @@ class Session(AbstractContextManager["Session"]):
                 f"the last answer of session {name} does not call {listed(tools)} and nothing else: there is a result "
                 "for each of its calls, in their order"
             )
-
-    def _pending(self, known: Known, wording: str | None, outdated: Collection[str]) -> dict[str, str]:
-        """Return the pending errata, without those of outdated keys, by field key, in this turn's wording, and with the
-        skill's name if another skill has the field by now."""
-        pending = {}
-        for key, text in self.state.pending.items():
-            if key in outdated:
-                continue
-            value, matches = self.state.values.get(key), self.state.known.find(key)
-            if value is None or not matches:  # ledgers are untrusted
-                pending[key] = text
-                continue
-            target = matches[0]
-            now = known.key(target.skill, target.field)
-            shared = now != target.field
-            pending[now] = word(Erratum(target.field, value, "", target.skill if shared else ""), wording)
-        return pending
 
     @contextmanager
     def fork(self, new: str) -> Iterator[Session]:
@@ -463,52 +487,42 @@ class Session(AbstractContextManager["Session"]):
     def keep(self, answer: str = "", turn: int | None = None) -> None:
         """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if
         another may have begun. Raises SessionError if the session was changed since the turn began."""
-        turn = self._since if turn is None else turn
-        if not turn == self._since == self._kv.changes:
+        draft = self._draft
+        turn = draft.since if turn is None else turn
+        if not turn == draft.since == self._kv.changes:
             raise self._superseded()
-        sequence, start, patches = self._kv.held, self._start, self._correction.patches
+        sequence, before = self._kv.held, self.state
         if answer:
             sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         sequence.flush()
-        pieces = [self._piece_line(piece, sequence) for piece in sequence.pieces if piece.position >= start]
-        skills = [asdict(skill) for skill in self._skills]
-        line: dict[str, object] = {
-            "op": "turn",
-            "question": self._question,
-            "pieces": pieces,
-            "skills": skills,
-            "errata": self._errata,
-            "marks": self._marks,
-            "read_at": self._read_at,
-        }
-        if self._compiled:
-            line["first"] = self._compiled
-        if self._memory:
-            line["memory"] = asdict(self._memory)
-        if self._correction.memory is not None:
-            line["cut"] = self._correction.memory
-        if patches:
-            line |= {"patches": as_lines(patches), "amended": [asdict(skill) for skill in self._correction.skills]}
-        if self.empty and self._system:
-            line["system"] = self._system
-        if images := [asdict(image) for image in sequence.images if image.first >= start]:
-            line["images"] = images
-        changed = changed_ranges(patches, len(self.state.tokens)) if patches else []
-        self._kv.commit(line, [*changed, (start, len(sequence))])
+        state = replace(
+            draft.state, tokens=sequence.tokens.tolist(), images=tuple(sequence.images), read_at=self._times()
+        )
+        errata = iter([part.key for part in draft.turn.errata])
+        pieces, answers = list[Entry](), list[Generated]()
+        for piece in (piece for piece in sequence.pieces if piece.position >= draft.start):
+            name = next(errata) if piece.kind == "erratum" else piece.name
+            text = text_of(self.workspace, state, piece.position, piece.position + piece.tokens)
+            pieces.append(Entry.of(piece, name, text, before.turns + 1))
+            if piece.kind == "answer":
+                tokens = tuple(state.tokens[piece.position : piece.position + piece.tokens])
+                answers.append(Generated(tokens, piece.reason, piece.detail))
+        complete = replace(draft.turn, answer=tuple(answers))
+        state = replace(
+            state, conversation=(*draft.state.conversation, complete), pieces=(*draft.state.pieces, *pieces)
+        )
+        changed = changed_ranges(draft.patches, len(before.tokens)) if draft.patches else []
+        self._kv.commit("turn", complete.question, state, [*changed, (draft.start, len(sequence))])
 
-    def _piece_line(self, piece: Piece, sequence: KVSequence) -> Line:
-        ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
-        inside = {row - piece.position for image in sequence.images for row in range(image.first, image.last)}
-        visible = [token for index, token in enumerate(ids) if index not in inside]
-        return {
-            "kind": piece.kind,
-            "name": piece.name,
-            "text": self.workspace.model.text(visible, special=True),
-            "position": piece.position,
-            "how": piece.how,
-            **as_line(Origin.of(piece)),
-            "tokens": ids,
+    def _times(self) -> dict[str, str]:
+        """Return for each changed field up to when global errata were read."""
+        stated = {part.key: self._read_at for part in self._draft.turn.errata if part.key}
+        new = {
+            key: self._read_at
+            for key in self._draft.state.corrections.values
+            if key not in self.state.corrections.values
         }
+        return {**self.state.read_at, **new, **stated}
 
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         return Editor(self._kv).edit(name, value, method)
@@ -534,9 +548,9 @@ class Session(AbstractContextManager["Session"]):
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
         """Remove turns, reasoning and tool results (forget.py)."""
-        return Forgetter(self._kv).forget(names, method, dry=dry)
+        return forget(self._kv, names, method, dry=dry)
 
-    def undo(self) -> Line:
+    def undo(self) -> dict[str, str]:
         """Undo the last turn, edit, compaction or cut, with the exact K/V. Raises SessionError if there is none."""
         return self._kv.undo()
 
@@ -545,28 +559,28 @@ def _needs_larger_context(error: EngineError) -> bool:
     return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
 
 
-def _change(workspace: Workspace, segment: Segment, values: Iterable[tuple[Reference, str]]) -> Change | None:
-    """Return the change that those of the values that are the segment's make in it; of a field the last one counts."""
-    new = {reference.field: value for reference, value in values if reference.skill == segment.name}
-    return change(workspace.model, segment, new) if new else None
+def _without(message: Message, skill: str) -> Message:
+    if not any(isinstance(part, SkillPart) and part.name == skill for part in message.parts):
+        return message
+    parts = tuple(part for part in message.parts if not (isinstance(part, SkillPart) and part.name == skill))
+    return replace(message, parts=parts)
 
 
-def _compiled(segments: Iterable[Segment], changes: Mapping[str, Change]) -> dict[str, str]:
-    """Return the compiled values of changed fields, by `skill.field`."""
-    changed = ((segment.name, span) for segment in segments for span in segment.fields)
-    return {
-        f"{name}.{span.name}": span.value
-        for name, span in changed
-        if name in changes and span.name in changes[name].fields
-    }
-
-
-def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:
-    return {segment.name: marks_of(segment.source, segment.text) for segment in segments if segment.fields}
-
-
-def _values_of(errata: Iterable[Erratum]) -> dict[str, str]:
-    return {erratum.key: erratum.value for erratum in errata if erratum.field and erratum.value}
+def _traces(before: State, after: State, patches: Sequence[Patch]) -> list[Entry]:
+    """Return a mark for each erratum, and each copy of the memory, that was cut out of earlier turns."""
+    shift, marks = position_map(patches), list[Entry]()
+    for number, (old, new) in enumerate(zip(before.conversation, after.conversation, strict=True), 1):
+        pieces = [entry for entry in before.turn_pieces(number) if entry.kind == "erratum"]
+        left = [*new.errata]
+        for part, piece in zip(old.errata, pieces, strict=False):
+            if part in left:
+                left.remove(part)
+            else:
+                text = f"an erratum of {before.key(part.key)}"
+                marks.append(Entry(TRACE, "", text, shift(piece.position), 0, CUT, number))
+        for name in {*old.skills} - {*new.skills}:
+            marks.append(Entry(TRACE, "", f"the memory {name}", shift(before.span(name)[0]), 0, CUT, number))
+    return marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,7 +617,7 @@ def correcting(
     for name in sessions.names():
         yield
         try:
-            if not unapplied(sessions.find(name).state, errata.all()):
+            if not sessions.find(name).state.unapplied(errata.all()):
                 continue
             with sessions.locked(name) as stored, Session(workspace, stored) as session:
                 if apply_errata(session, errata):
@@ -630,7 +644,7 @@ def errata_of(skills: Mapping[str, Segment | Skill], values: Mapping[str, str]) 
 def apply_errata(session: Session, errata: GlobalErrata) -> int:
     """Queue the global errata that a session lacks, also newer ones, for its next question. Returns their number."""
     read_at = now()
-    missing = unapplied(session.state, errata.all())
-    for key, value in missing.items():
-        Editor(session._kv, read_at).queue(key, value)
+    missing = session.state.unapplied(errata.all())
+    if missing:
+        Editor(session._kv).queue(missing, read_at)
     return len(missing)

@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from bench.faults import __main__ as campaign
-from bench.faults import archives, containers, disk, forgeries, frame, kills, ledgers, stale
+from bench.faults import archives, containers, disk, forgeries, frame, kills, snapshots, stale
 from bench.faults.frame import ACCEPTED, BAD, REFUSED, Failed, Kind, Row, run
 from bench.faults.jobs import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container
 from notes_cli.runtime import check_rows, token_runs
 from notes_cli.sessions import archive, state
-from notes_cli.sessions.state import FORMAT, serialize
+
+from ..sessions.snapshots import HEADER, asked
 
 
 @pytest.fixture(autouse=True)
@@ -97,27 +98,18 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
     assert "| kills | 0 | 2,000 |" in text and "| disk | 0 | 5 |" in text and "**disk**: wrong in case 3: x" in text
 
 
-TIME = "2026-06-01T12:00:00Z"
-
-
-class Ledgers(Kind):
-    """Changes of one ledger of a turn and an edit."""
+class Snapshots(Kind):
+    """Changes of one snapshot of two turns."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": [1, 2, 3]}
-        rows = {"rows_checksum": "0" * 32, "skills": [], "changed": []}
-        turn = {"op": "turn", "question": "?", "pieces": [piece], "errata": {}, "rows": "0001.gguf", **rows}
-        edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "pending": "", "rows": "0002.gguf", **rows}
-        edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]]}
-        parts = ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters")
-        first = {"op": "open", "format": FORMAT, "cache": "f16/f16", "whole": False, "model": "m"}
-        first["identity"] = dict.fromkeys(parts, "")
-        self.data = serialize([{**line, "time": TIME, "read_at": TIME} for line in (first, turn, edit)])
-        assert ledgers.examined(self.data) == ACCEPTED
+        begun = asked("?", "!")
+        files = dict.fromkeys(("0001.gguf", "0002.gguf"), "0" * 32)
+        self.data = state.serialize(state.Snapshot(state.FORMAT, HEADER, "turn", "!", "2026", "2026", begun, files))
+        assert snapshots.examined(self.data) == ACCEPTED
 
     def judge(self, number: int) -> str:
-        return ledgers.examined(ledgers.ledger_changed(random.Random(number), self.data, [self.data]))
+        return snapshots.examined(snapshots.snapshot_changed(random.Random(number), self.data, [self.data]))
 
 
 def nothing(*_: object) -> None:
@@ -138,7 +130,7 @@ def everywhere(index: Any, model: Any, sources: Any, made: Any = token_runs.Text
 SIMPLE: dict[str, tuple[Callable[[], Kind], tuple[Any, str, Any], range, range]] = {
     "a checksum": (lambda: containers.Containers(1), (container, "_check", nothing), range(100), range(300)),
     "that of a head": (lambda: containers.Containers(1), (container, "_head_sum", believed), range(9), range(300)),
-    "ranges of a ledger": (lambda: Ledgers(1), (state, "ids_of", list), range(300), range(2000)),
+    "values of a snapshot": (lambda: Snapshots(1), (state, "_check", nothing), range(300), range(2000)),
     "a bar that no row exceeds": (
         lambda: forgeries.Forgeries(1, ("notes-tiny",)),
         (check_rows._Tensor, "wrong", nothing),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from samples import SAMPLES
 
 from notes_cli.commands import session
 from notes_cli.config import paths
-from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.state import fold
+from notes_cli.engine.pieces import Reason
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.state import Entry, State, Turn, serialize
+from notes_cli.text.messages import Message, TextPart, user_message
 
 from ..limits import small_files
-from ..sessions.ledgers import forge, turn
+from ..sessions.snapshots import forge
 from . import conftest
 from .conftest import Notes, command_line, snapshot
 
@@ -48,14 +50,14 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
 
 
 def test_undo_says_what_it_took_back(notes: Notes, begun: Path) -> None:
-    for _ in range(2):
-        assert notes(*GO_ON).code == 0
+    for question in ("And now?", "And then?"):
+        assert notes("ask", question, *GO_ON[2:]).code == 0
     assert notes("chat", "mine").err.splitlines()[0].endswith(", 3 turns so far; /help")
     assert notes("session", "forget", "mine", "2").code == notes("session", "compact", "mine").code == 0
     assert notes("session", "undo", "mine").out == "undid the compaction\n"  # of no erratum
     assert notes("session", "undo", "mine").out == "undid the cut: turn 2\n"
-    for _ in range(2):
-        assert notes("session", "undo", "mine").out == "undid the turn: And then?\n"
+    for question in ("And then?", "And now?"):
+        assert notes("session", "undo", "mine").out == f"undid the turn: {question}\n"
     assert notes("chat", "mine").err.splitlines()[0].endswith(", 1 turn so far; /help")
 
 
@@ -91,14 +93,10 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
     assert notes("doctor").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
-def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path) -> None:
-    """A ledger is untrusted: 259 tokens exist, and a larger id would crash llama.cpp."""
+def test_a_session_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path) -> None:
+    """A snapshot is untrusted: 259 tokens exist, and a larger id would crash llama.cpp."""
     for bad in (259, 2**31 - 1):
-
-        def change(lines: list[Any], bad: int = bad) -> None:
-            lines[1]["pieces"][0]["tokens"][0] = bad
-
-        forge(begun, change)
+        forge(SessionFolder(begun), lambda state: replace(state, tokens=[bad, *state.tokens[1:]]))  # noqa: B023
         for arguments in (GO_ON, ("edit", "mine", "--field", "tier=silver")):
             assert f"session mine holds token {bad}" in notes(*arguments).refusal()
     assert notes("session", "undo", "mine").code == 0
@@ -106,12 +104,20 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Pa
 
 def test_a_conversation_with_tools_and_thoughts() -> None:
     """Tool results are their own parts, reasoning is separate from the answer, and forgotten parts are named."""
-    thought = {"kind": "answer", "name": "", "text": "Hm.", "how": "decoded", "tokens": [1], "reason": "thought"}
-    end = {**thought, "text": "</think>", "reason": "thought_end"}
-    answer = {**thought, "text": " It is warm.", "reason": ""}
-    result = {**answer, "kind": "result", "name": "weather", "text": "<result>17</result>"}
-    lines = [turn(1, pieces=[thought, end, answer]), turn(2, question="weather: 17", pieces=[result, answer])]
-    state = fold(lines)
+
+    def entry(turn: int, kind: str, text: str, reason: Reason = Reason.PLAIN) -> Entry:
+        return Entry(kind, "weather" if kind == "result" else "", text, 0, 1, "decoded", turn, reason)
+
+    pieces = [
+        *(entry(1, "answer", "Hm.", Reason.THOUGHT), entry(1, "answer", "</think>", Reason.THOUGHT_END)),
+        *(
+            entry(1, "answer", " It is warm."),
+            entry(2, "result", "<result>17</result>"),
+            entry(2, "answer", " It is warm."),
+        ),
+    ]
+    turns = [Turn((user_message("?"),)), Turn((Message("tool", (TextPart("17"),), (), "", "weather"),))]
+    state = State(tuple(turns), pieces=tuple(pieces))
     assert [*session.parts_of_turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
     assert [*session.parts_of_turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
 
@@ -147,13 +153,12 @@ def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatc
 
 
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
-
-    def change(lines: list[Any]) -> None:
-        lines[0]["identity"]["model"] = "\u001b]0;x"
-        for piece in lines[1]["pieces"]:
-            piece["text"] = piece["text"] and f"\u001b[2J\u009b{piece['text']}"
-
-    forge(begun, change)
+    stored = SessionFolder(begun)
+    assert stored.snapshot
+    escaped = [replace(piece, text=f"\u001b[2J\u009b{piece.text}") for piece in stored.state.pieces]
+    header = replace(stored.header, identity=replace(stored.header.identity, model="\u001b]0;x"))  # type: ignore[union-attr, type-var]
+    changed = replace(stored.snapshot, header=header, state=replace(stored.state, pieces=tuple(escaped)))
+    stored.path(1).write_bytes(serialize(changed))
     for command in (("session", "show", "mine"), ("session", "ls")):
         out = notes(*command).out
         assert "\\x1b" in out and "\x1b" not in out and "\x9b" not in out
@@ -163,7 +168,7 @@ def test_ls_and_rm(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -
     """A damaged session is listed, too; rm removes nothing without a yes on a terminal, or -y."""
     assert notes("session", "fork", "mine", "other").code == 0
     assert notes("session", "ls", "-q").out == "mine\nother\n"
-    (begun / "ledger.jsonl").write_text("broken\n")
+    (begun / "0001.json").write_text("broken\n")
     broken = notes("session", "ls", "--json").json[0]
     assert broken.keys() == {"name", "path", "problem"} and "is damaged" in broken["problem"]
     assert "is damaged" in notes("session", "ls").out

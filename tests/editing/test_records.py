@@ -95,12 +95,12 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
         session = Session(workspace, stored)
         session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
-        before, (skill,) = rows(session.sequence), session.state.skills
+        before, (start, end) = rows(session.sequence), session.state.span(segment.name)
         done = session.edit("date", NEW["date"], Method.parse("toy"))
         after = rows(session.sequence)
         changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
-        places = expected(segment, skill.position)
-        assert skill.position + skill.tokens - 1 in changed <= places and done.rows == len(places)
+        places = expected(segment, start)
+        assert end - 1 in changed <= places and done.rows == len(places)
     with Sessions(paths().sessions).locked("mine") as stored:
         session = Session(workspace, stored)
         assert session.state.fields["date"] == NEW["date"] and session.state.entries[-1].how == "toy"

@@ -49,7 +49,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.text.skill import Skill
@@ -336,7 +336,7 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     """After an edit in place, K/V before it is exact, later K/V differs, and the edit is the cause."""
     session.edit("date", "2026-12-24", Method.parse("field"))
     report = verified(session)
-    start = session.state.skills[0].fields[0].first + session.state.skills[0].position
+    start = session.state.skills[0].fields[0].first + session.state.span("returns")[0]
     assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03
     assert report.layers[0].k < 0.001  # the first layer depends only on its own token
     assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
@@ -358,10 +358,10 @@ def test_rows_of_another_left_context_are_a_reason(session: Session) -> None:
 
 def test_the_session_stays_as_it_is(session: Session) -> None:
     """No question of a verification is kept, on disk or in the sequence. Without a turn there is nothing to compare."""
-    ledger, tokens = session.stored.ledger.read_bytes(), list(session.state.tokens)
+    before, tokens = session.state, list(session.state.tokens)
     report = verify_session(session, ["When?", "Who?"])
     assert [point.question for point in report.points] == [None, "When?", "Who?"]
-    assert session.stored.ledger.read_bytes() == ledger
+    assert session.state == before == SessionFolder(session.stored.folder).state
     assert session.sequence.tokens.tolist() == tokens == session.state.tokens
     session.undo()
     with pytest.raises(NotesError, match="session mine has no turn"):

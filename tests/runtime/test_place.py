@@ -102,7 +102,7 @@ def test_errata_of_earlier_turns() -> None:
     pending = july.given("returns.date", "May", in_place=False, states=True)
     assert later("tier=x", before=pending) == ["Q1", "returns.date=May returns.tier=x Q2"]
     assert later("date=June", before=pending) == ["Q1", "returns.date=June Q2"]
-    assert later(before=pending, result=True) == ["Q1", "tool R"]
+    assert later(before=pending, result=True) == ["returns.date=July Q1", "tool R"]
 
 
 def test_a_new_copy_repeats_what_it_would_overrule() -> None:

@@ -15,15 +15,15 @@ import pytest
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
-from notes_cli.sessions import HEAD, LEDGER
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import read_ledger, serialize
+from notes_cli.sessions.state import Generated, Rows, Snapshot, read_snapshot, serialize
 
-from .ledgers import HEADER, turn
+from .snapshots import HEADER, asked, snapshot
 
 Change = Callable[[dict[str, bytes]], Any]
 MakeSegment = Callable[..., Segment]
+NAMES = ["0000.json", "0001.json", "0002.json", "0001.gguf", "0002.gguf"]
 
 
 @pytest.fixture
@@ -36,12 +36,18 @@ def begun(sessions: Sessions, make_segment: MakeSegment) -> SessionFolder:
     """A session of two turns with valid K/V files."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
-        for number, count in ((1, 3), (2, 2)):
-            segment = make_segment(count)
-            segment = replace(segment, identity=HEADER.identity, text="", fields=())
-            checksum = write_segment(stored.next_rows, segment)
-            line = turn(*segment.tokens.tolist(), rows=f"000{number}.gguf", rows_checksum=checksum)
-            stored.commit(line, None if stored.header else HEADER)
+        for questions in (("Why?",), ("Why?", "And then?")):
+            segment = replace(make_segment(3), identity=HEADER.identity, text="", fields=())
+            if stored.header:  # other rows
+                segment = replace(segment, layers=tuple(replace(rows, k=-rows.k) for rows in segment.layers))
+            files = {**stored.files, stored.next_rows.name: write_segment(stored.next_rows, segment)}
+            state = asked(*questions)
+            last = tuple(segment.tokens.tolist())
+            turn = replace(state.conversation[-1], answer=(Generated(last[2:]),))
+            state = replace(
+                state, tokens=[*stored.state.tokens, *last], conversation=(*stored.state.conversation, turn)
+            )
+            stored.commit("turn", questions[-1], state, files, HEADER)
     return stored
 
 
@@ -72,33 +78,31 @@ def test_there_and_back(begun: SessionFolder, sessions: Sessions, monkeypatch: p
     """The K/V is byte-identical and the state equal; archives are reproducible and contain neither paths of models nor
     what a crash left. The rename that creates the session is on disk before success is reported."""
     synced: list[Path] = []
-    monkeypatch.setattr("notes_cli.sessions.archive.sync_folder", synced.append)
+    monkeypatch.setattr("notes_cli.sessions.folder.sync_folder", synced.append)
     data = archived(begun)
-    assert archived(begun) == data
     parts = members(data)
-    assert list(parts) == [LEDGER, "0001.gguf", "0002.gguf"]
+    assert archived(begun) == data and list(parts) == NAMES
     there = load(sessions, io.BytesIO(data), "a file", "other")
-    assert synced == [sessions.folder]
+    assert synced[-1] == sessions.folder
     assert there.state == begun.state and there.header == replace(HEADER, model="tiny.gguf")
-    assert b"/models" not in data and b"/models" in begun.ledger.read_bytes()
-    for name in ("0001.gguf", "0002.gguf"):
+    assert b"/models" not in data and b"/models" in begun.path(2).read_bytes()
+    for name in NAMES[3:]:
         assert (there.folder / name).read_bytes() == parts[name] == (begun.folder / name).read_bytes()
-    assert archived(there) == data and (there.folder / HEAD).is_file()
-    assert {path.stat().st_mode & 0o777 for path in there.folder.iterdir()} == {0o600}
+    assert archived(there) == data and {path.stat().st_mode & 0o777 for path in there.folder.iterdir()} == {0o600}
     assert there.folder.stat().st_mode & 0o777 == 0o700
+    with sessions.locked("other") as stored:
+        stored.undo()
+        assert stored.state.turns == 1
     begun.next_rows.write_bytes(b"half")
-    with begun.ledger.open("ab") as file:
-        file.write(b'{"op": "tu')
     assert archived(SessionFolder(begun.folder)) == data
 
 
 def test_a_name_that_is_there_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
     """The existing session is not touched; a folder without a session does not count."""
-    before = begun.ledger.read_bytes()
-    data = archived(begun)
+    before, data = snapshot(begun.folder), archived(begun)
     with pytest.raises(SessionError, match="there is a session mine already"):
         load(sessions, io.BytesIO(data), "a file", "mine")
-    assert begun.ledger.read_bytes() == before
+    assert snapshot(begun.folder) == before
     (sessions.folder / "other").mkdir()
     (sessions.folder / "other" / "0001.gguf").write_bytes(b"of a fork that was killed")
     (sessions.folder / ".other.import").mkdir()
@@ -113,15 +117,24 @@ def renamed(old: str, new: str) -> Change:
     return lambda parts: packed({new if name == old else name: data for name, data in parts.items()})
 
 
-def forged(change: Callable[[list[Any]], object]) -> Change:
-    """The archive with other lines in its ledger, with valid checksums."""
+def forged(change: Callable[[Snapshot], Snapshot], name: str = "0002.json") -> Change:
+    """The archive with another snapshot, with a valid checksum."""
+    return lambda parts: packed({**parts, name: serialize(change(read_snapshot(parts[name])))})
 
-    def changed(parts: dict[str, bytes]) -> bytes:
-        lines: list[Any] = read_ledger(parts[LEDGER]).lines
-        change(lines)
-        return packed({**parts, LEDGER: serialize(lines)})
 
-    return changed
+def other_tokens(last: Snapshot) -> Snapshot:
+    state = last.state
+    return replace(last, state=replace(state, tokens=[9, 9, *state.tokens[2:]]))
+
+
+def other_model(each: Snapshot) -> Snapshot:
+    return replace(each, header=replace(each.header, identity=replace(each.header.identity, weights="1" * 64)))
+
+
+def all_of_another_model(parts: dict[str, bytes]) -> bytes:
+    for name in NAMES[:3]:
+        parts = members(forged(other_model, name)(parts))
+    return packed(parts)
 
 
 def with_info(name: str, **settings: Any) -> Change:
@@ -132,36 +145,44 @@ def with_info(name: str, **settings: Any) -> Change:
     return lambda parts: packed(parts, info.tobuf(tarfile.GNU_FORMAT))
 
 
+def only(*names: str) -> Change:
+    return lambda parts: packed({name: parts[name] for name in names})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda parts: b"", "it ends too early"),
         (lambda parts: b"no tar at all" * 100, "it is not a tar file"),
-        (lambda parts: bytes(10240), "does not begin with ledger.jsonl"),
+        (lambda parts: bytes(10240), "does not begin with a snapshot"),
         (lambda parts: gzip.compress(packed(parts)), "it is not a tar file"),
         (lambda parts: packed(parts)[:700], "it ends too early"),
-        (lambda parts: packed(parts)[:6000], "it ends too early"),
-        (lambda parts: packed({LEDGER: parts[LEDGER]}), "the rows 0001.gguf are missing"),
-        (lambda parts: packed({**parts, LEDGER: parts[LEDGER] + b"{}\n"}), "its ledger is damaged"),
-        (lambda parts: packed({**parts, LEDGER: b""}), "its ledger is damaged"),
-        (lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b"Why?", b"Who?")}), "line 2 is not as it was"),
-        (
-            lambda parts: packed({**parts, LEDGER: parts[LEDGER].replace(b'"format": 8', b'"format": 9')}),
-            "it has format 9, this version of notes reads 8",
-        ),
+        (lambda parts: packed(parts)[:9000], "it ends too early"),
+        (only(*NAMES[:3]), "the rows 0001.gguf are missing"),
+        (only(*NAMES[1:]), "0001.json in it is of another session"),
+        (only("0001.gguf", *NAMES[:3]), "does not begin with a snapshot"),
+        (only("0001.json", "0000.json", *NAMES[2:]), "0001.json in it is of another session"),
+        (lambda parts: packed({**parts, "0002.json": parts["0002.json"] + b"{}\n"}), "0002.json in it is damaged"),
+        (lambda parts: packed({**parts, "0000.json": b""}), "0000.json in it is damaged: it is empty"),
+        (lambda parts: packed({**parts, "0002.json": flip(parts["0002.json"], 99)}), "is not as it was written"),
+        (forged(lambda one: replace(one, format=10)), "it has format 10, this version of notes reads 9"),
+        (forged(other_model), "0002.json in it is of another session"),
+        (forged(lambda one: replace(one, first=True)), "0002.json in it is of another session"),
+        (all_of_another_model, "0001.gguf in it is of another model"),
+        (forged(other_tokens), "holds the rows of other tokens"),
         (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
         (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),
         (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "0001.gguf in it is not the file"),
-        (forged(lambda lines: lines[1]["pieces"][0].update(tokens=[9, 9, 9])), "holds the rows of other tokens"),
-        (forged(lambda lines: lines[0]["identity"].update(weights="1" * 64)), "0001.gguf in it is of another model"),
-        (lambda parts: packed(dict(reversed(parts.items()))), "does not begin with ledger.jsonl"),
         (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' does not belong in it"),
         (renamed("0002.gguf", "/tmp/0002.gguf"), "does not belong in it"),
         (renamed("0002.gguf", "0009.gguf"), r"'0009\.gguf' does not belong in it"),
         (renamed("0002.gguf", "0002.gguf\x1b[2J\n"), r"'0002\.gguf\\x1b\[2J\\n' does not belong in it"),
         (renamed("0002.gguf", "x" * 200 + ".gguf"), "is not a regular file"),
-        (renamed(LEDGER, "./ledger.jsonl"), "does not begin with ledger.jsonl"),
+        (renamed("0002.json", "999999999.json"), r"'999999999\.json' does not belong in it"),
+        (renamed("0000.json", "./0000.json"), "does not begin with a snapshot"),
+        (renamed("0000.json", "00000.json"), "does not begin with a snapshot"),
         (with_info("0001.gguf"), r"'0001\.gguf' does not belong in it"),
+        (with_info("0003.json"), r"'0003\.json' does not belong in it"),
         (with_info("0003.gguf", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
         (with_info("0003.gguf", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is not a regular file"),
         (with_info("0003.gguf", type=tarfile.DIRTYPE), "is not a regular file"),
@@ -185,10 +206,10 @@ def test_hostile_archives(
     ]
 
 
-@pytest.mark.parametrize("name", [LEDGER, "0001.gguf"])
+@pytest.mark.parametrize("name", ["0000.json", "0001.gguf"])
 def test_huge_sizes_are_believed_by_nobody(begun: SessionFolder, sessions: Sessions, name: str) -> None:
-    """The header of an archive of 1 KB claims a size that no disk has."""
-    parts = {} if name == LEDGER else {LEDGER: members(archived(begun))[LEDGER]}
+    """The header of an archive of a few KB claims a size that no disk has."""
+    parts = {} if name == "0000.json" else {each: members(archived(begun))[each] for each in NAMES[:3]}
     with pytest.raises(SessionError, match="1,152,921,504,606,846,976 bytes"):
         load(sessions, io.BytesIO(with_info(name, size=1 << 60)(parts)), "a file", "other")
     assert sessions.names() == ["mine"]
@@ -198,7 +219,7 @@ def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -
 
     class Interrupted(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
-            if self.tell() > 3000:
+            if self.tell() > 9000:
                 raise KeyboardInterrupt
             return super().read(size)
 
@@ -209,17 +230,19 @@ def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -
 
 def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: MakeSegment) -> None:
     """Each turn's file has all K/V; after an undo without a file, only the text is exported."""
-    identity = HEADER.identity
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
-        for number in (1, 2):
-            segment = replace(make_segment(2), identity=identity, text="", fields=(), prefix_only=True, base=0)
-            segment = replace(segment, context=segment.tokens[:0])
+        for questions in (("Why?",), ("Why?", "And then?")):
+            state = asked(*questions)
+            segment = make_segment(len(state.tokens))
+            segment = replace(segment, identity=HEADER.identity, text="", fields=(), prefix_only=True, base=0)
+            segment = replace(segment, context=segment.tokens[:0], tokens=segment.tokens * 0 + state.tokens)
+            name = stored.next_rows.name
             checksum = write_segment(stored.next_rows, segment)
-            line = turn(5, rows=f"000{number}.gguf", rows_checksum=checksum)
-            stored.commit(line, None if stored.header else replace(HEADER, prefix_only=True))
+            state = replace(state, rows=(Rows(name, 0, len(state.tokens)),))
+            stored.commit("turn", "?", state, {name: checksum}, replace(HEADER, prefix_only=True))
         (stored.folder / "0001.gguf").unlink()
-    assert list(members(archived(stored))) == [LEDGER, "0002.gguf"]
+    assert list(members(archived(stored))) == [*NAMES[:3], "0002.gguf"]
     assert load(sessions, io.BytesIO(archived(stored)), "a file", "other").state == stored.state
 
 

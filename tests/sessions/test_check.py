@@ -1,4 +1,4 @@
-"""Checking sessions: damage and folders that are left are found, and nothing is changed."""
+"""Checking sessions: damage is reported, leftovers are removed, and files that a session needs are never touched."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import LEDGER
 from notes_cli.sessions.archive import check_sessions
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
 from ..refused import refused
-from .ledgers import snapshot
+from .snapshots import snapshot
 
 
 @pytest.fixture
@@ -45,24 +44,21 @@ def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
     (folder / "0001.gguf").write_bytes(data)
     (folder / "0002.gguf").unlink()
     first, second = found(sessions)
-    assert first.path.name == "0001.gguf" and "0002.gguf are missing" in second.what
+    assert (first.kind, first.path.name, first.mend) == ("damaged", "0001.gguf", None)
+    assert "0002.gguf are missing" in second.what and second.mend is None
 
 
-def test_a_ledger_that_is_damaged(sessions: Sessions) -> None:
-    """The damage is reported, nothing is repaired, and no K/V file counts as a leftover."""
-    ledger = sessions.folder / "mine" / LEDGER
-    data = ledger.read_bytes()
-    for damaged, why in (
-        (data.replace(b"Why?", b"Who?"), "line 2 is not as it was written"),
-        (data[:-20], "it ends within line 3 of 3"),
-        (b"", "it is empty"),
-        (None, "is missing"),
-    ):
-        ledger.unlink() if damaged is None else ledger.write_bytes(damaged)
-        before = snapshot(ledger.parent)
+def test_a_snapshot_that_is_damaged(sessions: Sessions) -> None:
+    """The last one, or an earlier one, which an undo would need: reported, and nothing is repaired."""
+    folder = sessions.folder / "mine"
+    for name, why in (("0001.json", "an earlier snapshot is damaged"), ("0002.json", "0002.json, is damaged")):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data.replace(b"Why?", b"Who?"))
+        before = snapshot(folder)
         (finding,) = found(sessions)
-        assert why in finding.what
-        assert snapshot(ledger.parent) == before
+        assert finding.kind == "damaged" and finding.mend is None and why in finding.what
+        assert snapshot(folder) == before
+        (folder / name).write_bytes(data)
 
 
 def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) -> None:
@@ -71,35 +67,48 @@ def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) 
         skill = compile_skill(workspace, parse_skill("date: 2026-06-01", source="x.txt", default="returns"))
         session.ask(Request("Why?", splice=[skill], max_tokens=2))
         session.ask(Request("And then?", max_tokens=2))
-        session.edit("date", "2026-07-01", Method.parse("suffix"))
-        assert "0002.gguf" not in {name for name, _ in session.state.rows}
+        session.edit("date", "2026-07-01", Method("suffix"))
+        assert "0002.gguf" not in {rows.file for rows in session.state.rows}
     (stored.folder / "0002.gguf").unlink()
     (finding,) = found(sessions)
     assert "session undone: the rows 0002.gguf are missing" in finding.what
 
 
 def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
-    """A valid file with the same tokens is refused: its checksum is not the one in the ledger."""
+    """A valid file with the same tokens is refused: its checksum is not the one in the snapshots."""
     path = sessions.folder / "mine" / "0001.gguf"
     segment = open_segment(path)
     layers = tuple(replace(rows, k=-rows.k) for rows in segment.layers)
     write_segment(path, replace(segment, layers=layers))
     (finding,) = found(sessions)
-    assert "0001.gguf in it is not the file that the ledger names" in finding.what
+    assert finding.kind == "damaged" and "0001.gguf in it is not the file that the session names" in finding.what
     with sessions.locked("mine") as stored, Session(workspace, stored) as session:
-        with refused(SessionError, "0001.gguf is not the file that the ledger of session mine names"):
+        with refused(SessionError, "0001.gguf is not the file that session mine names"):
             session.ask(Request("Last?", max_tokens=2))
         assert stored.state.turns == 2
 
 
-def test_a_sound_session_has_no_findings_and_folders_that_are_left_have(sessions: Sessions) -> None:
-    """Of imports and forks that were killed; a session in use is not checked."""
-    before = snapshot(sessions.folder / "mine")
-    assert found(sessions) == [] == found(Sessions(sessions.folder / "none"))
-    for name in (".new.import", "fork"):
-        (sessions.folder / name).mkdir()
-    (sessions.folder / "mine" / "0001.gguf").write_bytes(b"x")
+def test_what_no_snapshot_needs_goes(sessions: Sessions) -> None:
+    """K/V of a snapshot that was never written, temporary files, imports and forks that were killed are removed;
+    foreign files stay. A sound session has no findings, and one in use is not checked."""
+    folder, others = sessions.folder / "mine", [sessions.folder / name for name in (".new.import", "fork", "kept")]
+    before = snapshot(folder)
+    assert found(sessions) == [] and snapshot(folder) == before
+    assert found(Sessions(sessions.folder / "none")) == []
+    for name in ("0009.gguf", ".0003.json.abc.tmp", "letter.txt"):
+        (folder / name).write_text("x")
+        (folder / name).chmod(0o600)
     with sessions.locked("mine"):
-        assert [finding.path.name for finding in found(sessions)] == [".new.import", "fork"]
-    (sessions.folder / "mine" / "0001.gguf").write_bytes(before["0001.gguf"])
-    assert snapshot(sessions.folder / "mine") == before and len(found(sessions)) == 2
+        (busy,) = found(sessions)
+    assert busy.kind == "busy" and busy.mend is None
+    for other in others:
+        other.mkdir()
+        (other / ("letter.txt" if other.name == "kept" else "0001.gguf")).write_text("x")
+    findings = {one.path.name: one for one in found(sessions)}
+    assert set(findings) == {".0003.json.abc.tmp", "0009.gguf", *(other.name for other in others)}
+    for one in findings.values():
+        assert one.kind in ("leftover", "orphan") and one.mend
+        one.mend()
+    assert snapshot(folder) == before | {"letter.txt": b"x"}
+    assert [other.exists() for other in others] == [False, False, True] and snapshot(others[2]) == {"letter.txt": b"x"}
+    assert sessions.names() == ["mine"]

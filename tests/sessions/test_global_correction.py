@@ -12,9 +12,8 @@ import notes_cli as notes
 from notes_cli.errors import Notice
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding, now
 from notes_cli.library.store import Library
+from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.session import Corrected, correct, correcting
-from notes_cli.sessions.state import Line, State
-from tests.events import on
 
 from ..conftest import MakeModel
 
@@ -106,7 +105,7 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
     library_of(model).remove("returns")
     notices: list[Notice] = []
     path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
-    segment = model.compile(path, callbacks=on(Notice, notices.append))
+    segment = model.compile(path, callbacks=Callbacks(on_notice=notices.append))
     assert alone(model, segment) == 0
     assert [str(one) for one in notices if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
 
@@ -195,12 +194,3 @@ def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     errata.add([late])
     times = [one.time for one in errata.all()]
     assert times == sorted(times) and [one.value for one in errata.all()] == [LATER, LATE]
-
-
-@pytest.mark.parametrize("line", [{"read_at": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
-def test_a_ledger_of_anybodys(line: Line) -> None:
-    """The time up to which errata were read is validated, too."""
-    turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "errata": {"date": WAS}, "rows": ""}
-    skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": []}
-    with pytest.raises((TypeError, ValueError)):
-        State().apply({**turn, "read_at": "", "skills": [skill], **line})

@@ -60,19 +60,19 @@ def test_moves_to_each_question(make: Open, profile: Path, kind: str) -> None:
     with held(workspace) as session:
         ask(session, "What can I eat?", profile, system="Be kind.")
         for number, question in enumerate(("And tomorrow?", "Why?"), 2):
-            before, [old] = rows(session.sequence), session.state.skills
+            before, old = rows(session.sequence), session.state.span("profile")
             ask(session, question)
-            after, [new] = rows(session.sequence), session.state.skills
+            after, new = rows(session.sequence), session.state.span("profile")
             assert session.state.turns == number and is_before_question(session) and first_layer(session, other)
-            assert new.position > old.position and new.tokens == old.tokens
+            assert new[0] > old[0] and new[1] - new[0] == old[1] - old[0]
             start = min(entry.position for entry in session.state.entries if entry.turn == number)
-            moved = start - old.position
-            assert 0 < moved < len(before[0]) - old.position
+            moved = start - old[0]
+            assert 0 < moved < len(before[0]) - old[0]
             for one, two in zip(before, after, strict=True):
-                assert np.array_equal(one[: old.position], two[: old.position])
+                assert np.array_equal(one[: old[0]], two[: old[0]])
             for one, two in zip(before[1::2], after[1::2], strict=True):
-                assert np.array_equal(one[-moved:], two[old.position : start])
-            assert not np.allclose(before[0][-moved:], after[0][old.position : start])  # keys are rotated
+                assert np.array_equal(one[-moved:], two[old[0] : start])
+            assert not np.allclose(before[0][-moved:], after[0][old[0] : start])  # keys are rotated
         assert [entry.text for entry in session.state.traces] == ["the memory profile"] * 2
         assert workspace.library.entries("profile")
 
@@ -128,10 +128,12 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
             else:
                 ask(session, "And now?", errata=[f"diet={value}"])
             [skill] = session.state.skills
-            copies.append(session.state.tokens[skill.position : skill.position + skill.tokens])
+            copies.append(session.state.tokens[slice(*session.state.span(skill.name))])
             errata = [entry for entry in session.state.entries if entry.kind == "erratum"]
             assert f"diet: {value}" in skill.text and session.state.fields["diet"] == value
-            assert len(errata) == 1 and value in errata[0].text and errata[0].position > skill.position
+            assert (
+                len(errata) == 1 and value in errata[0].text and errata[0].position > session.state.span(skill.name)[0]
+            )
             assert is_before_question(session) and first_layer(session, other)
         compiled = workspace.open(workspace.library.find("profile", workspace.identity))
         assert copies[0] != copies[1] == compiled.tokens.tolist()
@@ -150,7 +152,7 @@ def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, la
             [skill] = session.state.skills
             [erratum] = [entry for entry in session.state.entries if entry.kind == "erratum"]
             assert "diet: kosher" in skill.text and session.state.fields["diet"] == "kosher"
-            assert erratum.position > skill.position and erratum.turn == session.state.turns
+            assert erratum.position > session.state.span(skill.name)[0] and erratum.turn == session.state.turns
             ask(session, "And now?")
             assert is_before_question(session)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from notes_cli.runtime.request import Request
 from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
-from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK
 from notes_cli.text.erratum import known_fields, read_errata
@@ -36,7 +36,7 @@ from notes_cli.text.skill import Skill, parse_skill
 
 from ..conftest import MakeWorkspace
 from ..limits import few_descriptors
-from .ledgers import forge
+from .snapshots import forge, snapshot
 
 WHOLE = ["lfm2", "mamba", "gpt2"]
 Open = Callable[..., Workspace]
@@ -110,169 +110,28 @@ def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: 
         assert session.sequence.count("spliced") == len(tokens) and session.state.turns == 2
 
 
-def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[[str], Session]) -> Session:
-    """Run the script; a fork continues under its own name. Returns the last session."""
-    for op, *words in script:
-        session = open_(name)
-        if op == "turn":
-            turn(session, skill, *words, limit=2)
-        elif op == "edit":
-            session.edit("date", words[0], Method.parse(words[1]))
-        elif op == "undo":
-            session.undo()
-        elif op == "compact":
-            session.compact()
-        else:
-            Sessions(paths().sessions).fork(name, name + op)
-            name += op
-    return open_(name)
-
-
-def script() -> list[tuple[str, ...]]:
-    """20 turns, eight edits, four undos, two compactions and two forks in a fixed order."""
-    random_ = random.Random(4)
-    methods = ["erratum", "field", "field+erratum", "suffix"]
-    # A value of another length moves what follows it.
-    dates = [f"2026-07-{day:02}" if day % 3 else f"July {day}" for day in range(1, 9)]
-    edits = [("edit", date, methods[number % 4]) for number, date in enumerate(dates)]
-    later = [*(("turn", f"Q{number}") for number in range(15)), *edits, *[("undo",)] * 4, *[("compact",)] * 2]
-    random_.shuffle(later)
-    first = [("turn", f"Why {number}?") for number in range(5)]  # so that no undo reaches the beginning
-    return [*first, *later[:8], ("a",), *later[8:20], ("b",), *later[20:]]
-
-
-def test_turns_killed_between_them_equal_one_process(
-    make: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
-) -> None:
-    """The tokens are equal; K/V and logits within the bound for equal positions."""
-    size, ops = 2048, script()
-    live: dict[str, Session] = {}
-
-    def kept(name: str) -> Session:
-        if name not in live:
-            live[name] = Session(make(n_ctx=size), SessionFolder(paths().sessions / name))
-        return live[name]
-
-    one = run(ops, skill, "mine", kept)
-    wanted, tokens = rows(one.sequence), one.state.tokens
-    after = logits(one)
-
-    monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other"))
-    workspace, opened = make(n_ctx=size), list[Session]()
-
-    def reopened(name: str) -> Session:
-        """Opened again each time, with leftovers of a kill: half a line, and K/V that no line names."""
-        if opened:
-            opened.pop().close()
-        stored = SessionFolder(paths().sessions / name)
-        if stored.header:
-            with stored.ledger.open("ab") as file:
-                file.write(b'{"op": "turn", "pieces": [{"kind"')
-            stored.next_rows.write_bytes(b"GGUF")
-        assert not workspace.context.used
-        opened.append(Session(workspace, SessionFolder(stored.folder)))
-        return opened[0]
-
-    many = run(ops, skill, "mine", reopened)
-    assert many.state.tokens == tokens and len(tokens) > 500
-    # Not bit for bit: in one process cells lie in another order, and sums are rounded in it.
-    assert max(nmse(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
-    assert nmse(logits(many), after) < 1e-5
-    assert many.state.turns > 12 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
-
-
-@pytest.mark.parametrize(
-    ("method", "value"),
-    [
-        *(("field", value) for value in ("2026-07-01", "July 1", "the first of July")),
-        *(("erratum", "July 1"), ("field+erratum", "July 1"), ("suffix", "the first of July")),
-    ],
-)
-def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: str, value: str) -> None:
-    """For every method and length of value; the edit itself changed K/V."""
-    workspace = make()
-    with held(workspace) as session:
-        begin(session, compile_skill(workspace, skill))
-        turn(session, skill, "And then?")
-        before, tokens = rows(session.sequence), session.state.tokens
-        session.edit("date", value, Method.parse(method))
-        amended = b"".join(map(workspace.model.token_bytes, session.state.tokens))
-        assert (f"date: {value}\n".encode() in amended) == Method.parse(method).edits_rows
-        assert same(rows(session.sequence), before) == (method == "erratum")
-        session.undo()
-        assert session.state.tokens == tokens
-        assert same(rows(session.sequence), before)
-        assert session.state.fields == {"date": "2026-06-01", "tier": "gold"}
-
-
-def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
-    """Of 8 changes between two questions only the last is stated, once, and before an erratum of the turn."""
-    workspace = make()
-    with held(workspace) as session:
-        turn(session, skill, "Why?")
-        for day in range(1, 9):
-            session.edit("date", f"2026-08-{day:02}", ERRATUM)
-        assert list(session.state.pending) == ["date"]
-        length = len(session.state.tokens)
-        turn(session, skill, "And then?")
-        stated = [entry.text for entry in session.state.entries if entry.kind == "erratum"]
-        assert len(stated) == 1 and "2026-08-08" in stated[0]
-        assert len(session.state.tokens) - length < 200 and not session.state.pending
-        session.edit("date", "2026-09-01", ERRATUM)
-        turn(session, skill, "So?", "date=2026-09-02")
-        assert session.state.fields["date"] == "2026-09-02"
-        assert "2026-09-01" not in "".join(entry.text for entry in session.state.entries if entry.kind == "erratum")
-
-
-def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an erratum of a field, an edit states its new value, too, whatever the profile recommends."""
-    found = Defaults(Method.parse("field"), None, 1, "early", "field: 9 of 9")
-    monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-        assert session.edit("date", "2026-07-01").method == "field"
-        turn(session, skill, "And then?", "date=2026-08-01")
-        done = session.edit("date", "2026-09-01")
-        assert done.method == "field+erratum" and "follows the text" in done.chosen
-        assert session.edit("tier", "basic").method == "field"
-
-
 def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
     """Each move rounds the keys again: beyond the limit of their type, an edit is refused, or becomes an erratum."""
     with held(make("qwen3", "q4_0")) as session:
         turn(session, skill, "Why?")
         for value in ("the first of July", "2026-07-02"):
-            session.edit("date", value, Method.parse("field"))
+            session.edit("date", value, Method("field"))
         with pytest.raises(UnsupportedError, match="were moved 2 times, and each time rounds the keys of a q4_0 cache"):
-            session.edit("date", "the third of July", Method.parse("field"))
-        session.edit("date", "2026-07-04", Method.parse("field"))  # of the same length: nothing moves
-        session.edit("date", "the fifth of July", Method.parse("suffix"))
+            session.edit("date", "the third of July", Method("field"))
+        session.edit("date", "2026-07-04", Method("field"))  # of the same length: nothing moves
+        session.edit("date", "the fifth of July", Method("suffix"))
 
 
-def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
-    """After a skill with the same field, it names its own skill, and the ledger has each skill's value."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-        session.edit("date", "2026-07-01", Method.parse("erratum"))
-        other = parse_skill("date: 2030-01-01", source="-", default="other")
-        session.follow("And now?", segments=[compile_skill(session.workspace, other)])
-        session.keep("x")
-        fields = session.state.fields
-        assert (fields["returns.date"], fields["other.date"]) == ("2026-07-01", "2030-01-01") and "date" not in fields
-        (stated,) = [entry for entry in session.state.entries if entry.kind == "erratum"]
-        assert stated.name == "returns.date" and "the date of returns is now 2026-07-01" in stated.text
-        edited = [entry.name for entry in session.state.entries if entry.kind == "edit"]
-        assert edited == ["returns.date"] and session.state.stated == {"returns.date"}
-
-
-def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> None:
+def test_a_skill_whose_text_is_not_at_its_position(make: Open, skill: Skill) -> None:
     """Refused: an edit would overwrite other tokens."""
     with held(make()) as session:
         turn(session, skill, "Why?")
-        at = session.state.skills[0].position
-    forge(session.stored.folder, lambda lines: lines[1]["skills"][0].update(position=at + 1))
+    forge(
+        session.stored,
+        lambda state: replace(state, skills=(replace(state.skills[0], text=state.skills[0].text + "!"),)),
+    )
     with held(make()) as session, pytest.raises(SessionError, match="returns is not at its position"):
-        session.edit("date", "2026-07-01", Method.parse("field"))
+        session.edit("date", "2026-07-01", Method("field"))
 
 
 def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
@@ -289,7 +148,7 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     begin(session, skill)
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
-        session.edit("date", f"2026-08-{number:02}", ERRATUM)
+        session.edit("date", f"2026-08-{number:02}", Method())
         turn(session, skill, "And?", *errata.get(number, []), limit=1, method=ERRATUM)
         if number % every == 0:
             session.compact()
@@ -302,11 +161,11 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     with held(workspace) as session:
         toggled(session, skill, 9, 3)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded()
+        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of nine times two errata, some 60 tokens each
-        session.edit("date", "2026-09-01", ERRATUM)
+        session.edit("date", "2026-09-01", Method())
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
         assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
@@ -321,49 +180,26 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
         assert session.compact().removed == done.removed
 
 
-def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
-    """An erratum at its head goes with the empty line after it, one in the middle with the line before."""
-    workspace = make()
-
-    def texts() -> list[str]:
-        spelt = [(entry.position, entry.position + entry.tokens) for entry in session.state.entries if entry.tokens]
-        token_bytes = workspace.model.token_bytes
-        pieces = [b"".join(map(token_bytes, session.state.tokens[a:b])).decode(errors="replace") for a, b in spelt]
-        return [text for text in pieces if "Q" in text or "Corr" in text]
-
-    with held(workspace) as session:
-        turn(session, skill, "Q0", limit=1)
-        for number, errata in ((1, ["date=a", "tier=b"]), (2, ["tier=c", "date=d"]), (3, ["date=e", "more"])):
-            turn(session, skill, f"Q{number}", *errata, limit=1)
-        session.compact()
-        date = "Correction: the date is now e. This replaces the earlier date."
-        tier = "Correction: the tier is now c. This replaces the earlier tier."
-        wanted = ["Q0", "Q1", tier, "\n\nQ2", date, "\n\nCorrection: more", "\n\nQ3"]
-        assert [text.rstrip("\n").replace("assistant", "").rstrip("\n") for text in texts()][1:] == wanted[1:]
-        session.edit("tier", "z", ERRATUM)
-        session.compact()
-        assert [text.startswith("Q2") for text in texts() if "Q2" in text] == [True]
-
-
 def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next turn or compaction removes them; where K/V cannot be moved, the edit reports the contradiction."""
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
-        assert not session.edit("date", "2026-08-01", Method.parse("field")).origin.contradicted
+        assert not session.edit("date", "2026-08-01", Method("field")).entry.contradicted
         turn(session, skill, "And then?")
-        assert not session.state.stated and session.state.fields["date"] == "2026-08-01"
+        assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
     with held(make(), "other") as session, monkeypatch.context() as patched:
-        patched.setattr(Editor, "_can_cut", lambda self: False)
+        patched.setattr("notes_cli.sessions.edits.can_cut", lambda kv: False)
+        patched.setattr("notes_cli.sessions.session.can_cut", lambda kv: False)
         turn(session, skill, "Why?", "date=2026-07-01")
-        done = session.edit("date", "2026-08-01", Method.parse("field"))
-        assert done.origin.contradicted and session.state.entries[-1].origin == done.origin
+        done = session.edit("date", "2026-08-01", Method("field"))
+        assert done.entry.contradicted and session.state.edits_and_cuts[-1] == done.entry
         assert session.compact().fields == ("date",)
-        assert not session.state.stated and session.state.fields["date"] == "2026-08-01"
-        assert not session.edit("date", "2026-08-02", Method.parse("field")).origin.contradicted
+        assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
+        assert not session.edit("date", "2026-08-02", Method("field")).entry.contradicted
 
 
-def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By config.yaml, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
+def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the profile, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
@@ -372,17 +208,17 @@ def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: 
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "field+erratum" and done.chosen == "field+erratum: the default"
+        assert done.method == "field+erratum" and "the default for a model" in done.chosen
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
-        assert session.state.pending["tier"] == "Update: the tier has changed to basic."
-        profile("stale", "stale: 9 of 9")
-        assert session.edit("tier", "gold").chosen == "stale: 9 of 9; erratum instead: it is not for a session"
+        assert session.state.pending["tier"] == "Correction: the tier is now basic. This replaces the earlier tier."
+        profile("block", "block: 9 of 9")
+        assert session.edit("tier", "gold").chosen == "block: 9 of 9; erratum instead: it is not for a session"
         profile("recompute", "recompute: no method is trustworthy on this model")
         done = session.edit("date", "2026-07-02")
         assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
-        session.edit("date", "2026-07-03", Method.parse("erratum"))
+        session.edit("date", "2026-07-03", Method("erratum"))
         done = session.edit("date", "2026-07-02")  # as it is in the text
         assert done.method == "erratum" and "the text has date=2026-07-02 already" in done.chosen
     with held(make("lfm2"), "other") as session:
@@ -412,7 +248,7 @@ def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str,
     """Also restored, and where memory cannot be truncated: its logits. After `field` they are not."""
     with held(make(kind)) as session:
         begin(session, skill)
-        session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method.parse(method))
+        session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method(method))
         turn(session, skill, "And then?")
     with held(make(kind)) as session:
         tokens, found = session.state.tokens, logits(session)
@@ -439,8 +275,8 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
 @pytest.mark.parametrize(
     ("kind", "cache", "method"),
     [
-        *(("llama", "f16", method) for method in ("field", "suffix")),
-        *(("qwen3", "q8_0", "field"), ("gpt2", "f16", "field+erratum")),
+        *(("llama", "f16", method) for method in ("field", "selective@4", "suffix")),
+        *(("qwen3", "q8_0", "blend@4"), ("gpt2", "f16", "field+erratum"), ("gpt2", "f16", "selective@4")),
     ],
 )
 def test_a_long_session_is_edited_in_a_context_that_fits(
@@ -469,10 +305,10 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         before = rows(session.sequence)
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
-        for method in ("field", "field+erratum") if kind != "gpt2" else ("field",):
+        for method in ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",):
             with pytest.raises(UnsupportedError, match=r"method erratum or suffix|what follows .*moved"):
-                session.edit("date", "July 1", Method.parse(method))
-        session.edit("date", "2026-07-01", ERRATUM)
+                session.edit("date", "July 1", Method(method))
+        session.edit("date", "2026-07-01", Method())
         session.undo()
         session.undo()
         assert same(rows(session.sequence), before)
@@ -520,16 +356,16 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
     """A value of two lines, two values, the value of the text. (Names and methods: tests/messages.yaml.)"""
     with held(make()) as session:
         turn(session, skill, "Why?")
-        ledger = session.stored.ledger.read_bytes()
+        before = snapshot(session.stored.folder)
         with pytest.raises(NotesError, match="more than one line"):
             session.edit("tier", "a\nb", ERRATUM)
         with pytest.raises(SkillError, match="tier is given two new values, 'a' and 'b'"):
             list(session.edits({"date": "x", "tier": "a", "returns.tier": "b"}))
-        assert session.stored.ledger.read_bytes() == ledger
-        session.edit("tier", "basic", ERRATUM)
+        assert snapshot(session.stored.folder) == before
+        session.edit("tier", "basic", Method())
         with pytest.raises(NotesError, match="the text has tier=gold already"):
-            session.edit("tier", "gold", Method.parse("field"))
-        session.edit("tier", "gold", ERRATUM)
+            session.edit("tier", "gold", Method("field"))
+        session.edit("tier", "gold", Method())
 
 
 def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
@@ -539,12 +375,12 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
         begin(session, skill)
         with pytest.raises(SkillError, match="tier is gold already"):
             session.edit("tier", "gold", SUFFIX)
-        session.edit("tier", "basic", Method.parse("field"))
-        for method in (None, Method.parse("field")):
+        session.edit("tier", "basic", Method("field"))
+        for method in (None, Method("field"), Method("selective")):
             with pytest.raises(SkillError, match="tier is basic already, by field") as found:
                 session.edit("tier", "basic", method)
             assert "erratum or suffix" in str(found.value)
-        tokens = [*session.state.tokens]
+        tokens = session.state.tokens
         session.edit("tier", "basic", SUFFIX)
         assert session.state.tokens == tokens and session.state.fields["tier"] == "basic"
         with workspace.sequence() as fresh:
@@ -554,7 +390,7 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
             assert max(nmse(*pair) for pair in pairs) < 1e-6
         with pytest.raises(SkillError, match=r"tier is basic already\."):
             session.edit("tier", "basic", SUFFIX)
-        assert session.undo()["method"] == "suffix"
+        assert session.undo() == {"op": "edit", "what": "tier=basic"}
         session.edit("tier", "basic", ERRATUM)
         assert [*session.state.pending] == ["tier"]
         with pytest.raises(SkillError, match=r"tier is basic already\."):
@@ -577,7 +413,7 @@ def test_what_was_not_written_down_is_dropped(
         if change == "cut":
             session.forget(["1"])
         else:
-            session.edit("tier", "basic", Method.parse("field"))
+            session.edit("tier", "basic", Method("field"))
             failing = [partial(session.forget, ["2"], method) for method in ("cut", "suffix")]
             failing += [lambda: session.edit("tier", "basic", SUFFIX)]
         before, state = rows(session.sequence), session.state
@@ -588,7 +424,6 @@ def test_what_was_not_written_down_is_dropped(
         for fails in failing:
             with monkeypatch.context() as patch, pytest.raises(SessionError, match="Nothing was changed"):
                 patch.setattr("notes_cli.sessions.folder.replacing", full)
-                patch.setattr(SessionFolder, "_append", full)
                 fails()
             assert same(rows(session.sequence), before) and session.state == state
         turn(session, skill, "And now?")
@@ -637,20 +472,6 @@ def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) ->
             assert session.state.questions == ["Why?", "B"]
 
 
-def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
-    """An uncommitted turn, as after Ctrl-C, is dropped with its corrections; the next takes its positions."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-        before = rows(session.sequence)
-        for errata in ((), ("date=2026-07-01",)):
-            session.follow("lost", errata, room=3).flush()
-            assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
-        turn(session, skill, "And then?")
-    with held(make()) as session:
-        assert [entry.text for entry in session.state.entries if "lost" in entry.text] == []
-        assert len(session.sequence) == len(session.state.tokens)
-
-
 def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     """An edit of one skill neither changes nor mentions the other."""
     workspace = make()
@@ -659,19 +480,20 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         begin(session, skill, other)
         for name in ("date", "*.date"):
             with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
-                session.edit(name, "July 2", Method.parse("field"))
+                session.edit(name, "July 2", Method("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
         assert Editor(session._kv).targets("*.date", "2026-07-01") == ["returns.date"]
-        assert session.edit("returns.date", "2026-07-01", Method.parse("field")).field == "returns.date"
+        assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
-            session.edit(key, value, Method.parse("field"))
+            session.edit(key, value, Method("field"))
             for part in session.state.skills:
                 for span in part.fields:
-                    ids = session.state.tokens[part.position + span.first : part.position + span.last]
+                    at = session.state.span(part.name)[0]
+                    ids = session.state.tokens[at + span.first : at + span.last]
                     assert b"".join(map(workspace.model.token_bytes, ids)).decode().strip() == span.value
         assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["1", "July 2"]
-        session.edit("fees.tier", "gold", Method.parse("erratum"))
+        session.edit("fees.tier", "gold", Method("erratum"))
         session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
         session.keep("x")
         stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
@@ -706,7 +528,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert session.state.fields == {"date": "2026-06-01", "tier": "gold", "fee": "6 euros"}
         with pytest.raises(SessionError, match="fees is in session mine already"):
             session.follow("How much?", segments=[fees])
-        session.edit("fee", "7 euros", Method.parse("suffix"))
+        session.edit("fee", "7 euros", Method("suffix"))
         before = rows(session.sequence)
         text = b"".join(map(workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
         assert "fee: 7 euros" in text and "How much?" in text
@@ -730,7 +552,11 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
             text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
             assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1
         assert [entry.text for entry in session.state.traces] == ["an erratum of date"]
-        assert session.state.stated == {"date"} and not session.state.pending and not session.state.superseded()
+        assert (
+            session.state.corrections.stated == {"returns.date"}
+            and not session.state.pending
+            and not session.state.superseded
+        )
         after, left = rows(session.sequence), session.state.tokens
     with held(make(kind)) as session:
         assert session.state.tokens == left and same(rows(session.sequence), after)  # from disk
@@ -744,7 +570,7 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
 
 
 def test_a_first_turn_corrects_as_ask_does(home: Path) -> None:
-    """Also a skill of a later turn; the ledger has the compiled value, so that a global erratum still applies."""
+    """Also a skill of a later turn; the session has the compiled value, so that a global erratum still applies."""
     with notes.open() as model:
         skill = model.compile(text="date: 2026-06-01\n\nReturns are accepted.", name="returns")
         fees = model.compile(text="fee: 5 euros\n\nPaid once.", name="fees")

@@ -1,4 +1,4 @@
-"""Open sessions beside others: turns and compiles interleaved, and forks that share cells and read nothing."""
+"""Open sessions beside others: a calibration and a compile interleaved, and forks that share cells and read nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from notes_cli.measure.battery import Case
+from notes_cli.measure.calibrate import calibrate
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
@@ -42,7 +43,7 @@ def close(found: Any, wanted: Any) -> bool:
     return all(np.allclose(a, b, atol=4e-3) for a, b in zip(found, wanted, strict=True))
 
 
-def ledger(session: Session) -> list[tuple[Any, ...]]:
+def pieces_of(session: Session) -> list[tuple[Any, ...]]:
     return [(piece.kind, piece.name, piece.position, piece.tokens, piece.how) for piece in session.sequence.pieces]
 
 
@@ -59,55 +60,50 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return opened
 
 
-def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path]) -> None:
-    """Turns of two sessions in turn, with compiles between: as those of separate runs; nothing is read from disk."""
-    kind = "gemma3"
+def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
+    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 2)
+    text = parse_skill("date: 2026-05-01\n\nBefore 2026-06-15 it is right.", source="-", default="case")
+    kind, cases = "gemma3", [Case(text, "Right?", ("yes", "no"), "date", "2026-07-01", ("yes", "no"))]
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
         with held(make(kind), f"{name}-alone") as session:
             for step in STEPS[: 6 if name == "first" else 5]:
                 step(session, skill)
-            alone[name] = session.state.tokens, ledger(session), rows(session.sequence)
+            alone[name] = session.state.tokens, pieces_of(session), rows(session.sequence)
     compiled = compile_skill(make(kind), OTHER)
+    profile = calibrate(make(kind), cases)
     reads.clear()
 
     workspace = make(kind)
     made: list[Segment] = []
     with held(workspace, "first") as first, held(workspace, "second") as second:
-        for step in STEPS[:5]:
-            step(first, skill)
+        work = iter([*(lambda step=step: step(first, skill) for step in STEPS[:5])])
+        later = iter([*(lambda step=step: step(second, skill) for step in STEPS[:5])])
+
+        def meanwhile(done: int, of: int) -> None:
+            for each in (work, later, work, later):
+                next(each, lambda: None)()
             made.append(compile_skill(workspace, OTHER))
-            step(second, skill)
+
+        found = calibrate(workspace, cases, meanwhile)
+        for one in (*work, *later):
+            one()
         assert not reads and workspace.context.used >= len(first.sequence) + len(second.sequence)
         STEPS[5](first, skill)
         for session, name in ((first, "first"), (second, "second")):
             tokens, pieces, wanted = alone[name]
             assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
-            assert name == "first" or ledger(session) == pieces  # undone K/V is restored from disk
+            assert name == "first" or pieces_of(session) == pieces  # undone K/V is restored from disk
+    assert len(made) == 2
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
 
+    def comparable(one: Any) -> list[Any]:
+        return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
 
-@pytest.mark.parametrize("method", ["field", "suffix"])
-def test_an_edit_in_a_full_context_is_that_in_a_large_one(
-    make_model: Callable[..., Path], skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a fixed context that is nearly full it finds cells, reads no file and clears nothing."""
-    found = []
-    monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
-    for n_ctx in (256, 4096):
-        options = ContextOptions(n_ctx=n_ctx, n_threads=1)
-        with Workspace(make_model("llama"), options, fixed_size=True) as workspace, ExitStack() as stack:
-            session = stack.enter_context(held(workspace, f"of-{n_ctx}"))
-            turn(session, skill, "Why? " * 12)
-            room = workspace.context.room()
-            assert n_ctx > 256 or room < len(session.sequence)
-            session.edit("date", "2026-07-01", Method.parse(method))
-            assert not reads and session.sequence.intact
-            found.append((session.state.tokens, rows(session.sequence)))
-    (tokens, few), (wanted, many) = found
-    assert tokens == wanted and close(few, many)
+    assert comparable(found) == comparable(profile) and found.methods == profile.methods
 
 
 @pytest.fixture
@@ -167,7 +163,7 @@ def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
 def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the tokens, K/V and ledger of a fork that another process continues; closing it frees its sequence."""
+    """It has the tokens and K/V of a fork that another process continues; closing it frees its sequence."""
     with held(make(kind)) as session:
         turn(session, skill, "Why?")
         with session.fork("live") as live:
@@ -183,17 +179,3 @@ def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monke
         assert alone.state.tokens == tokens
         close = [np.allclose(a, b, atol=2e-3) for a, b in zip(rows(alone.sequence), found, strict=True)]
         assert all(close)
-
-
-def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: None) -> None:
-    """Rewritten K/V is copied first: in place, moved, or decoded again."""
-    workspace = make()
-    for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
-        with held(workspace, f"mine{number}") as session:
-            turn(session, skill, "Why?")
-            before = rows(session.sequence)
-            with session.fork(f"one{number}") as one, session.fork(f"two{number}") as two:
-                one.edit("date", value, Method.parse(method))
-                assert not same(rows(one.sequence), before)
-                assert same(rows(session.sequence), before) and same(rows(two.sequence), before)
-                assert (one.state.fields["date"], two.state.fields["date"]) == (value, session.state.fields["date"])
