@@ -18,7 +18,7 @@ from notes_cli.errors import HeldSessionError, NotesError, SessionError
 from notes_cli.sessions import LEDGER
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
-from ..limits import small_files
+from ..limits import as_a_new_process, small_files
 from ..refused import refused
 from .snapshots import asked, commit, snapshot
 
@@ -198,9 +198,11 @@ def test_a_folder_that_others_can_write_in(sessions: Sessions) -> None:
     assert begun.path(1).stat().st_mode & 0o777 == 0o600
     for folder in (begun.folder, sessions.folder):
         folder.chmod(0o770)
+        as_a_new_process()
         with refused(NotesError, f"run: chmod 700 {folder}$"):
             sessions.find("mine")
         folder.chmod(0o755)
+        as_a_new_process()
         assert sessions.find("mine").name == "mine" and folder.stat().st_mode & 0o777 == 0o700
 
 

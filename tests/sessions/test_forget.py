@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
@@ -188,14 +188,14 @@ def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
         with pytest.raises(SessionError, match=r"nothing to undo .* is gone"):
             session.undo()
         say(session, "Who?", "You.")
-        session.edit("date", "2026-07-01", Method())
+        session.edit("date", "2026-07-01", ERRATUM)
         say(session, "When?", "Now.")
-        session.edit("date", "2026-07-02", Method())
+        session.edit("date", "2026-07-02", ERRATUM)
         assert session.compact().fields == ("date",)
         say(session, "When now?", "Later.")
         session.compact()
         session.undo()
-        session.edit("date", "July 3", Method("field"))
+        session.edit("date", "July 3", Method.parse("field"))
         session.forget(["4"])
         tokens, values = session.state.tokens, session.state.fields
     with held(workspace) as session:
@@ -254,9 +254,9 @@ def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> 
     with held(workspace) as session:
         say(session, "Hello?", "Yes.", [skill])
         for number, day in enumerate(("2026-07-01", "2026-07-02"), 1):
-            session.edit("date", day, Method())
+            session.edit("date", day, ERRATUM)
             say(session, f"When {number}?", "Then.")
-        session.edit("tier", "silver", Method())
+        session.edit("tier", "silver", ERRATUM)
         say(session, "Which?", "That.")
         assert session.forget(["2"]).repeated == () and not session.state.pending
         session.undo()
@@ -275,7 +275,7 @@ def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, sk
     with held(workspace) as session:
         say(session, "Hello?", "Yes.", [skill])
         say(session, "Open?", "Yes.", [other])
-        session.edit("returns.date", "2026-07-01", Method())
+        session.edit("returns.date", "2026-07-01", ERRATUM)
         say(session, "When?", "Then.")
         assert session.forget(["2"]).skills == ("hours",)
         assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and session.state.corrections.stated == {
@@ -283,13 +283,13 @@ def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, sk
         }
         assert [skill.name for skill in session.state.skills] == ["returns"]
         session.undo()
-        session.edit("hours.date", "friday", Method())
+        session.edit("hours.date", "friday", ERRATUM)
         say(session, "Now?", "No.")
         with pytest.raises(SessionError, match=r"turn 4 corrects hours\.date of a skill that would be gone \(hours\)"):
             session.forget(["2"])
         session.forget(["2", "4"], "suffix")
         assert session.state.fields == {"date": "2026-07-01", "tier": "gold"} and not session.state.pending
-        session.edit("date", "2026-08-01", Method("field"))
+        session.edit("date", "2026-08-01", Method.parse("field"))
 
 
 def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:

@@ -12,8 +12,8 @@ import notes_cli as notes
 from notes_cli.errors import Notice
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding, now
 from notes_cli.library.store import Library
-from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.session import Corrected, correct, correcting
+from tests.events import on
 
 from ..conftest import MakeModel
 
@@ -105,7 +105,7 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
     library_of(model).remove("returns")
     notices: list[Notice] = []
     path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
-    segment = model.compile(path, callbacks=Callbacks(on_notice=notices.append))
+    segment = model.compile(path, callbacks=on(Notice, notices.append))
     assert alone(model, segment) == 0
     assert [str(one) for one in notices if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
 

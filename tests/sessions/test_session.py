@@ -115,11 +115,11 @@ def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
     with held(make("qwen3", "q4_0")) as session:
         turn(session, skill, "Why?")
         for value in ("the first of July", "2026-07-02"):
-            session.edit("date", value, Method("field"))
+            session.edit("date", value, Method.parse("field"))
         with pytest.raises(UnsupportedError, match="were moved 2 times, and each time rounds the keys of a q4_0 cache"):
-            session.edit("date", "the third of July", Method("field"))
-        session.edit("date", "2026-07-04", Method("field"))  # of the same length: nothing moves
-        session.edit("date", "the fifth of July", Method("suffix"))
+            session.edit("date", "the third of July", Method.parse("field"))
+        session.edit("date", "2026-07-04", Method.parse("field"))  # of the same length: nothing moves
+        session.edit("date", "the fifth of July", Method.parse("suffix"))
 
 
 def test_a_skill_whose_text_is_not_at_its_position(make: Open, skill: Skill) -> None:
@@ -131,7 +131,7 @@ def test_a_skill_whose_text_is_not_at_its_position(make: Open, skill: Skill) -> 
         lambda state: replace(state, skills=(replace(state.skills[0], text=state.skills[0].text + "!"),)),
     )
     with held(make()) as session, pytest.raises(SessionError, match="returns is not at its position"):
-        session.edit("date", "2026-07-01", Method("field"))
+        session.edit("date", "2026-07-01", Method.parse("field"))
 
 
 def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
@@ -148,7 +148,7 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     begin(session, skill)
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
-        session.edit("date", f"2026-08-{number:02}", Method())
+        session.edit("date", f"2026-08-{number:02}", ERRATUM)
         turn(session, skill, "And?", *errata.get(number, []), limit=1, method=ERRATUM)
         if number % every == 0:
             session.compact()
@@ -165,7 +165,7 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
         assert session.compact().fields == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of nine times two errata, some 60 tokens each
-        session.edit("date", "2026-09-01", Method())
+        session.edit("date", "2026-09-01", ERRATUM)
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
         assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
@@ -184,22 +184,22 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill, monkeyp
     """The next turn or compaction removes them; where K/V cannot be moved, the edit reports the contradiction."""
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
-        assert not session.edit("date", "2026-08-01", Method("field")).entry.contradicted
+        assert not session.edit("date", "2026-08-01", Method.parse("field")).entry.contradicted
         turn(session, skill, "And then?")
         assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
     with held(make(), "other") as session, monkeypatch.context() as patched:
         patched.setattr("notes_cli.sessions.edits.can_cut", lambda kv: False)
         patched.setattr("notes_cli.sessions.session.can_cut", lambda kv: False)
         turn(session, skill, "Why?", "date=2026-07-01")
-        done = session.edit("date", "2026-08-01", Method("field"))
+        done = session.edit("date", "2026-08-01", Method.parse("field"))
         assert done.entry.contradicted and session.state.edits_and_cuts[-1] == done.entry
         assert session.compact().fields == ("date",)
         assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
-        assert not session.edit("date", "2026-08-02", Method("field")).entry.contradicted
+        assert not session.edit("date", "2026-08-02", Method.parse("field")).entry.contradicted
 
 
-def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the profile, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
+def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By config.yaml, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
@@ -208,7 +208,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "field+erratum" and "the default for a model" in done.chosen
+        assert done.method == "field+erratum" and done.chosen == "field+erratum: the default"
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
@@ -218,7 +218,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         profile("recompute", "recompute: no method is trustworthy on this model")
         done = session.edit("date", "2026-07-02")
         assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
-        session.edit("date", "2026-07-03", Method("erratum"))
+        session.edit("date", "2026-07-03", Method.parse("erratum"))
         done = session.edit("date", "2026-07-02")  # as it is in the text
         assert done.method == "erratum" and "the text has date=2026-07-02 already" in done.chosen
     with held(make("lfm2"), "other") as session:
@@ -248,7 +248,7 @@ def test_suffix_is_a_prefill_on_every_model(make: Open, skill: Skill, kind: str,
     """Also restored, and where memory cannot be truncated: its logits. After `field` they are not."""
     with held(make(kind)) as session:
         begin(session, skill)
-        session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method(method))
+        session.edit("date", "the first of July" if method == "suffix" else "2026-07-01", Method.parse(method))
         turn(session, skill, "And then?")
     with held(make(kind)) as session:
         tokens, found = session.state.tokens, logits(session)
@@ -275,8 +275,8 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
 @pytest.mark.parametrize(
     ("kind", "cache", "method"),
     [
-        *(("llama", "f16", method) for method in ("field", "selective@4", "suffix")),
-        *(("qwen3", "q8_0", "blend@4"), ("gpt2", "f16", "field+erratum"), ("gpt2", "f16", "selective@4")),
+        *(("llama", "f16", method) for method in ("field", "suffix")),
+        *(("qwen3", "q8_0", "field"), ("gpt2", "f16", "field+erratum")),
     ],
 )
 def test_a_long_session_is_edited_in_a_context_that_fits(
@@ -305,10 +305,10 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         before = rows(session.sequence)
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
-        for method in ("field", "selective", "field+erratum") if kind != "gpt2" else ("field",):
+        for method in ("field", "field+erratum") if kind != "gpt2" else ("field",):
             with pytest.raises(UnsupportedError, match=r"method erratum or suffix|what follows .*moved"):
-                session.edit("date", "July 1", Method(method))
-        session.edit("date", "2026-07-01", Method())
+                session.edit("date", "July 1", Method.parse(method))
+        session.edit("date", "2026-07-01", ERRATUM)
         session.undo()
         session.undo()
         assert same(rows(session.sequence), before)
@@ -362,10 +362,10 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
         with pytest.raises(SkillError, match="tier is given two new values, 'a' and 'b'"):
             list(session.edits({"date": "x", "tier": "a", "returns.tier": "b"}))
         assert snapshot(session.stored.folder) == before
-        session.edit("tier", "basic", Method())
+        session.edit("tier", "basic", ERRATUM)
         with pytest.raises(NotesError, match="the text has tier=gold already"):
-            session.edit("tier", "gold", Method("field"))
-        session.edit("tier", "gold", Method())
+            session.edit("tier", "gold", Method.parse("field"))
+        session.edit("tier", "gold", ERRATUM)
 
 
 def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
@@ -375,8 +375,8 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
         begin(session, skill)
         with pytest.raises(SkillError, match="tier is gold already"):
             session.edit("tier", "gold", SUFFIX)
-        session.edit("tier", "basic", Method("field"))
-        for method in (None, Method("field"), Method("selective")):
+        session.edit("tier", "basic", Method.parse("field"))
+        for method in (None, Method.parse("field")):
             with pytest.raises(SkillError, match="tier is basic already, by field") as found:
                 session.edit("tier", "basic", method)
             assert "erratum or suffix" in str(found.value)
@@ -413,7 +413,7 @@ def test_what_was_not_written_down_is_dropped(
         if change == "cut":
             session.forget(["1"])
         else:
-            session.edit("tier", "basic", Method("field"))
+            session.edit("tier", "basic", Method.parse("field"))
             failing = [partial(session.forget, ["2"], method) for method in ("cut", "suffix")]
             failing += [lambda: session.edit("tier", "basic", SUFFIX)]
         before, state = rows(session.sequence), session.state
@@ -480,20 +480,20 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         begin(session, skill, other)
         for name in ("date", "*.date"):
             with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
-                session.edit(name, "July 2", Method("field"))
+                session.edit(name, "July 2", Method.parse("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
         assert Editor(session._kv).targets("*.date", "2026-07-01") == ["returns.date"]
-        assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
+        assert session.edit("returns.date", "2026-07-01", Method.parse("field")).field == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
-            session.edit(key, value, Method("field"))
+            session.edit(key, value, Method.parse("field"))
             for part in session.state.skills:
                 for span in part.fields:
                     at = session.state.span(part.name)[0]
                     ids = session.state.tokens[at + span.first : at + span.last]
                     assert b"".join(map(workspace.model.token_bytes, ids)).decode().strip() == span.value
         assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["1", "July 2"]
-        session.edit("fees.tier", "gold", Method("erratum"))
+        session.edit("fees.tier", "gold", Method.parse("erratum"))
         session.follow("And?", ["*.date=9 May", "returns.tier=basic"], room=8)
         session.keep("x")
         stated = {entry.name: entry.text for entry in session.state.entries if entry.kind == "erratum"}
@@ -528,7 +528,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert session.state.fields == {"date": "2026-06-01", "tier": "gold", "fee": "6 euros"}
         with pytest.raises(SessionError, match="fees is in session mine already"):
             session.follow("How much?", segments=[fees])
-        session.edit("fee", "7 euros", Method("suffix"))
+        session.edit("fee", "7 euros", Method.parse("suffix"))
         before = rows(session.sequence)
         text = b"".join(map(workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
         assert "fee: 7 euros" in text and "How much?" in text

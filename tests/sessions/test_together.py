@@ -1,4 +1,4 @@
-"""Open sessions beside others: a calibration and a compile interleaved, and forks that share cells and read nothing."""
+"""Open sessions beside others: turns and compiles interleaved, and forks that share cells and read nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from notes_cli.measure.battery import Case
-from notes_cli.measure.calibrate import calibrate
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
@@ -60,11 +58,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return opened
 
 
-def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
-    monkeypatch.setattr("notes_cli.measure.calibrate.THINK", 2)
-    text = parse_skill("date: 2026-05-01\n\nBefore 2026-06-15 it is right.", source="-", default="case")
-    kind, cases = "gemma3", [Case(text, "Right?", ("yes", "no"), "date", "2026-07-01", ("yes", "no"))]
+def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path]) -> None:
+    """Turns of two sessions in turn, with compiles between: as those of separate runs; nothing is read from disk."""
+    kind = "gemma3"
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
         with held(make(kind), f"{name}-alone") as session:
@@ -72,23 +68,15 @@ def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypat
                 step(session, skill)
             alone[name] = session.state.tokens, pieces_of(session), rows(session.sequence)
     compiled = compile_skill(make(kind), OTHER)
-    profile = calibrate(make(kind), cases)
     reads.clear()
 
     workspace = make(kind)
     made: list[Segment] = []
     with held(workspace, "first") as first, held(workspace, "second") as second:
-        work = iter([*(lambda step=step: step(first, skill) for step in STEPS[:5])])
-        later = iter([*(lambda step=step: step(second, skill) for step in STEPS[:5])])
-
-        def meanwhile(done: int, of: int) -> None:
-            for each in (work, later, work, later):
-                next(each, lambda: None)()
+        for step in STEPS[:5]:
+            step(first, skill)
             made.append(compile_skill(workspace, OTHER))
-
-        found = calibrate(workspace, cases, meanwhile)
-        for one in (*work, *later):
-            one()
+            step(second, skill)
         assert not reads and workspace.context.used >= len(first.sequence) + len(second.sequence)
         STEPS[5](first, skill)
         for session, name in ((first, "first"), (second, "second")):
@@ -99,11 +87,6 @@ def test_each_is_as_alone(make: Open, skill: Skill, reads: list[Path], monkeypat
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
         assert all(close((a.k, a.v), (b.k, b.v)) for a, b in zip(segment.layers, compiled.layers, strict=True))
-
-    def comparable(one: Any) -> list[Any]:
-        return [(m.what, m.name, m.way, m.cases, m.right, m.decoded) for m in one.measured]
-
-    assert comparable(found) == comparable(profile) and found.methods == profile.methods
 
 
 @pytest.fixture
