@@ -15,7 +15,6 @@ _NODE = {
 }
 _KIND_A = {"type": "object", "properties": {"kind": {"const": "a"}, "v": INTEGER}, "required": ["kind"]}
 _KIND_B = {"type": "object", "properties": {"kind": {"const": "b"}, "w": STRING}, "required": ["kind"]}
-_LONG = {"type": "string", "minLength": 1, "maxLength": 65536}
 
 HELD: list[Any] = [
     True,
@@ -26,51 +25,26 @@ HELD: list[Any] = [
     {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c": {"type": "boolean"}}, "required": ["b"]},
     {"properties": {"x": {"default": None, "title": "X"}}, "title": "G", "type": "object"},
     {"properties": {"a": INTEGER}, "required": ["a"]},  # no type
-    {"type": "object", "properties": {"x": {"anyOf": [STRING, NULL]}}, "required": ["x"]},
     {"type": "object", "properties": {'Größe "x"': INTEGER, "": NULL}, "required": [""]},
     # Names that are prefixes of others, empty, or escaped in JSON, among ordinary ones.
     {"properties": {"ab": STRING, "abc": NULL, 'q"x': NULL}, "additionalProperties": INTEGER, "required": ["z"]},
-    {"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}},
     {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
-    {"type": "object", "patternProperties": {"^[a-z]+$": INTEGER}, "additionalProperties": False},
     {"type": "object", "patternProperties": {"^x-": STRING}, "properties": {"n": NULL}},
     {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": INTEGER},
     {"type": "object", "propertyNames": {"enum": ["red", "blue"]}, "additionalProperties": INTEGER},
-    {"type": "object", "additionalProperties": INTEGER, "minProperties": 1, "maxProperties": 3},
     # Arrays.
-    {"items": {"items": {"items": INTEGER, "minItems": 1}, "maxItems": 2}, "minItems": 2, "maxItems": 4},
     {"type": "array", "prefixItems": [STRING, INTEGER]},
-    {"type": "array", "prefixItems": [STRING], "items": NULL, "minItems": 3, "maxItems": 5},
-    {"type": "array", "prefixItems": [STRING, INTEGER], "items": False},
-    {
-        "type": "array",
-        "items": {"type": "object", "properties": {"summary": {"type": "string", "maxLength": 2000}}},
-        "maxItems": 100,
-    },
     # Values.
-    {"const": {"a": [1, 2]}},
     {"const": {"x": "\u2028", "y": "\b\f"}},
     {"enum": ["größe", "日本", "🙂", 'a"b', "back\\slash", "tab\t", None, 1, 1.5, True, {"k": [1, "x"]}]},
     {"enum": [f"value-{number}" for number in range(3000)]},
-    {"type": "integer", "enum": [1, "a", 2.0, 2.5]},
     # Numbers.
-    {"type": "integer", "minimum": -17, "maximum": 2345},
     {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    {"type": "integer", "exclusiveMaximum": -3},
-    {"type": "integer", "exclusiveMinimum": 99, "maximum": 1001},
-    {"type": "integer", "minimum": 1.5, "maximum": 7.2},
     {"type": "integer", "multipleOf": 7, "minimum": 10},
     {"type": "integer", "format": "int32"},
-    {"type": "number", "minimum": 0, "maximum": 1},
     {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    {"type": "number", "minimum": -100, "maximum": -5.25},
-    {"type": "number", "exclusiveMaximum": 0},
-    {"type": "number", "minimum": 123456},
-    {"type": "number", "multipleOf": 0.5, "minimum": 0},
     # Strings.
     {"type": "string", "examples": ["a"], "deprecated": True, "readOnly": True, "x-note": "q", "nullable": False},
-    {"type": "string", "minLength": 3, "maxLength": 6},
-    {"type": "object", "properties": {"o": {"type": "object", "properties": {"s": _LONG}, "required": ["s"]}}},
     *(
         {"type": "string", "pattern": pattern}
         for pattern in (
@@ -81,7 +55,6 @@ HELD: list[Any] = [
             "",
         )
     ),
-    {"type": "string", "pattern": "^[a-z]+$", "minLength": 3, "maxLength": 5},
     *({"type": "string", "format": name} for name in ("date", "time", "date-time", "uuid", "ipv4", "ipv6", "duration")),
     *({"type": "string", "format": name} for name in ("hostname", "email", "uri", "uri-reference")),
     {"type": "string", "format": "date-time", "minLength": 25},
@@ -96,8 +69,6 @@ HELD: list[Any] = [
         "required": ["x", "y"],
     },
     {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.org/x", "type": "boolean"},
-    {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "array", "items": STRING}, NULL]},
-    {"type": "string", "anyOf": [{"maxLength": 2}, {"pattern": "^[0-9]+$"}]},
     {"oneOf": [_KIND_A, _KIND_B]},
     {
         "$defs": {"A": _KIND_A, "B": _KIND_B},
@@ -126,21 +97,14 @@ _A = {"type": "object", "properties": {"a": STRING}}
 INVALID: list[tuple[Any, Any, Any]] = [  # with a value that can be written, and one that cannot
     (INTEGER, 12, 1.5),
     ({"type": "integer", "maximum": 150}, 150, 151),
-    ({"type": "integer", "multipleOf": 7}, 49, 50),
-    ({"type": "number", "exclusiveMinimum": 0}, 0.5, 0),
     ({"type": "string", "maxLength": 3}, "äöü", "äöüx"),
-    ({"type": "string", "pattern": "^a$"}, "a", "ab"),
     ({"type": "string", "format": "date"}, "2024-02-28", "2024-02-30"),
     ({"type": "string", "format": "date-time"}, "2024-02-28T10:00:00Z", "2024-02-28"),
-    ({"type": "string", "format": "email"}, "a@b.org", "a.b.org"),
-    ({"enum": ["x", 1]}, "x", "1"),
     *(({"const": True}, True, 1), (_A, {"a": "x"}, {"a": 1}), (_A, {}, {"b": 1})),
     ({**_A, "required": ["a"]}, {"a": ""}, {}),
     ({**_A, "additionalProperties": INTEGER}, {"a": "", "b": 1}, {"b": "x"}),
     ({**_A, "additionalProperties": INTEGER}, {"a": ""}, {"a": "", "a ": ""}),
-    ({"type": "object", "maxProperties": 1}, {"x": 1}, {"x": 1, "y": 2}),
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, {"x": 1}, {"y": 1}),
-    ({"type": "array", "items": NULL, "maxItems": 2}, [None, None], [None, None, None]),
     ({"type": "array", "prefixItems": [STRING, INTEGER]}, ["a", 1], [1, "a"]),
     ({"$defs": {"node": _NODE}, "$ref": "#/$defs/node"}, {"value": 1, "children": [{"value": 2}]}, {"children": []}),
     ({"oneOf": [_KIND_A, _KIND_B]}, {"kind": "b", "w": "x"}, {"kind": "a", "w": "x"}),
@@ -162,14 +126,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$schema": "http://json-schema.org/draft-04/schema#", "contains": {}}, "uses 'contains'"),
     ({"properties": {"a": {"unevaluatedProperties": False}}}, r"uses 'unevaluatedProperties'.*\(at /properties/a\)"),
     ({"type": "array", "uniqueItems": True}, "uses 'uniqueItems'"),
-    ({"type": "array", "items": False, "minItems": 1}, "item is unsatisfiable"),
-    ({"type": "integer", "minimum": 5, "maximum": 4}, "cannot be enforced: Unsatisfiable"),
     ({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, "bounds less than 1 apart"),
     ({"type": "number", "maximum": "4"}, "Expected f64 for 'maximum'"),
     ({"const": 2**60}, "whole number beyond 9,007,199,254,740,992 for 'const'"),
     ({"enum": [{"a": [2**60]}]}, "for 'enum'"),
-    ({"type": "string", "minLength": 5, "maxLength": 4}, "is greater than maxLength"),
-    ({"type": "string", "maxLength": -1}, "Expected positive integer"),
     ({"type": "string", "format": "semver"}, r"uses the format .semver.*known: binary, byte"),
     *(({"type": "string", "format": name}, "uses the format") for name in ("unknown", {}, ["date"])),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
@@ -178,11 +138,8 @@ REFUSED: list[tuple[Any, str]] = [
         for pattern in (r"(a)\1", r"\bx", "a^b", "[b-a]")
     ),
     ({"properties": {"a": {"type": "string", "pattern": "(a"}}}, r"unclosed group \(at /properties/a\)"),
-    ({"enum": []}, "is empty"),
-    ({"enum": ["a"], "type": "integer"}, "incompatible types"),
     ({"type": "object", "minProperties": 2}, "uses 'minProperties'"),
     ({"type": "object", "required": ["a"], "additionalProperties": False}, "required property 'a' is unsatisfiable"),
-    ({"required": 3}, "Expected array for 'required'"),
     ({"patternProperties": {"^a": {}, "a$": {}}}, "not disjoint"),
     *(
         ({"propertyNames": rule}, "uses 'propertyNames'")

@@ -50,41 +50,6 @@ def test_keys_as_people_write_them(body: str, fields: dict[str, str] | None) -> 
     assert {field.name: field.value for field in found} == fields and text == body and not warnings
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("See https://example.org/a: it helps", "opens: ", "at 12:30 we close", "time:12"),
-        *("Note: ask the front desk first.", "Remember: is it open?", "two words: here", "    code: indented"),
-        *("9lives: cat", "long: " + "x" * 81, "For example: 3 days", "Please note: closed on 24 December"),
-        *("See also: section 3", "The price is: 30 EUR", "We deliver in: 3 days", "Step 2: wait 5 minutes"),
-        "He said: it takes 3 days. Then he left",
-        "Return policy: strict",  # alone, and no digit: it may be a sentence
-        *("Some prose\nDelivery time: 3 days\nmore prose", "Zum Beispiel: 3 Tage", "Bitte beachten: ab 17 Uhr zu"),
-        *("Das bedeutet: 30 Tage", "Par exemple: 3 jours", "Por ejemplo: 3 días", "注意\uff1a先问", "例如\uff1a3 天"),
-        *(
-            "如果您需要退货请联系客服\uff1a12345",
-            "他说\uff1a你好\uff0c世界",
-            "foo.bar: 3",
-            "int Foo::bar: 3",
-            "if (x == 3): y = 4",
-        ),
-        *("    Délai: 3 jours", "```\nDelivery time: 3 days\n```", "Warning: 3 steps follow"),
-        *("Low fees (USD: 6, EUR: 2)", "Use good ropes: 3 of them", "- Prompt: |", "- **Calm**: no waves, no wind"),
-        *("- Speed: the ferry is fast", "- Crew: cooks, stewards and pilots", "- Anchor: look at the chain first"),
-        *("User: hello", "Q: is it open? A: yes", "- Result: Sail -> Land", "- Stamp: yes"),
-        "Tides: <height> at <hour>",
-        "| Fee | 12 EUR |",  # without a header
-        "| Fee | Read |\n| --- | --- |\n| Night trips | `references/night.md` |",
-        "| Method | Path |\n| --- | --- |\n| GET | /v1/ferries |",
-        "| Feature | Free |\n| --- | --- |\n| Night trips | Not included |",
-        *("```\n| Plan | Price |\n| --- | --- |\n| Basic | 5 EUR |\n```", "1. **Fee**: 12 EUR", "- [ ] fee: 12 EUR"),
-    ],
-)
-def test_prose_and_code_name_no_field(line: str) -> None:
-    """In any language: sentences and their introductions, notes, explanations, dialog, templates, steps, tables."""
-    assert find_fields(line, {}) == (line, (), [])
-
-
 LONG = 150_000
 HUGE = {
     "fields": "".join(f"key{i}: value {i}\n" for i in range(7000)),
