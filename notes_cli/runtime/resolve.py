@@ -197,16 +197,14 @@ def _add_global_errata(
 ) -> Request:
     """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
     skills, with `unapplied` global errata."""
-    from notes_cli.library.global_errata import holding, marks_of
+    from notes_cli.library.global_errata import holding
 
     known = known_fields(*had, *segments)
     corrected = {reference.key for reference in read_errata(request.errata, known) if reference.field}
     corrected |= {reference.key for name in request.fields for reference in known.find(name)}
     global_values = dict(unapplied)
     for segment in segments:
-        fields = {span.name: span.value for span in segment.fields}
-        applicable = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))
-        global_values |= {f"{segment.name}.{name}": value for name, value in applicable.items()}
+        global_values |= {f"{segment.name}.{name}": value for name, value in holding(errata, segment).items()}
     added = []
     for name, value in global_values.items():
         key = known.find(name)[0].key

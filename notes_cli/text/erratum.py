@@ -234,18 +234,22 @@ class Known(Collection[str]):
         return references
 
 
-class Named(Protocol):
-    """A field of a skill."""
+class Valued(Protocol):
+    """A field with its value."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def value(self) -> str: ...
 
 
-class Fielded(Named, Protocol):
-    """A skill with fields: a segment, or an entry of a session."""
+class Fielded(Protocol):
+    """A skill with fields: a text, a segment, or an entry of a session."""
 
     @property
-    def fields(self) -> Sequence[Named]: ...
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> Sequence[Valued]: ...
 
 
 def known_fields(*skills: Fielded) -> Known:
