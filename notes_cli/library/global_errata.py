@@ -130,12 +130,16 @@ class Text(Fielded, Protocol):
     def source(self) -> str: ...
 
 
-def holding(errata: Sequence[GlobalErratum], skill: Text, seen: int | None = None) -> dict[str, str]:
+def holding(
+    errata: Sequence[GlobalErratum], skill: Text, seen: int | None = None, *, any_text: bool = False
+) -> dict[str, str]:
     """Return the corrected values of a skill that differ from those in its text, by field. `seen`: so many errata were
-    applied to the text before; then all later ones apply, with any value, as they may be of a newer text."""
+    applied to the text before; then all later ones apply, with any value, as they may be of a newer text. `any_text`:
+    those of another text of the skill apply, too, where that has the same value."""
     if seen is not None:
         return {erratum.field: erratum.value for erratum in errata[seen:] if erratum.skill == skill.name}
-    fields, marks = {span.name: span.value for span in skill.fields}, marks_of(skill.source, skill.text)
+    fields = {span.name: span.value for span in skill.fields}
+    marks = () if any_text else marks_of(skill.source, skill.text)
     values = {
         erratum.field: erratum.value
         for erratum in errata

@@ -190,7 +190,7 @@ def add_errata(
     errata: list[Erratum] = []
     for name, skill in skills.items():
         seen = before.n_global if name in before.skills and before.n_global <= len(global_errata) else None
-        for field_name, value in holding(global_errata, skill, seen).items():
+        for field_name, value in holding(global_errata, skill, seen, any_text=True).items():
             key = f"{name}.{field_name}"
             if key in keys or key not in texts or corrections.values.get(key, texts[key]) == value:
                 continue
