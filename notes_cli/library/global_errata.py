@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from notes_cli.errors import NotesError, reason
 from notes_cli.library.safe_files import HeldError, check_private, locked
 from notes_cli.library.segment_files import ERRATA
+from notes_cli.text.erratum import Fielded
 
 PATIENCE = 2  # seconds to wait for another process: a server answers no request meanwhile
 ENDED = ""  # a value that no field has
@@ -120,15 +121,29 @@ class GlobalErrata:
             raise NotesError(f"cannot write {self.path}: {reason(error)}") from error
 
 
+class Text(Fielded, Protocol):
+    """A skill with its text: one that was loaded, or a segment."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+
+
 def holding(
-    errata: Sequence[GlobalErratum], skill: str, fields: Mapping[str, str], marks: Collection[str] = ()
+    errata: Sequence[GlobalErratum], skill: Text, seen: int | None = None, *, any_text: bool = False
 ) -> dict[str, str]:
-    """Return the corrected value of each field of a skill that differs from `fields`, the values in its text. `marks`:
-    those of the skill; empty: any skill of the name."""
+    """Return the corrected values of a skill that differ from those in its text, by field. `seen`: so many errata were
+    applied to the text before; then all later ones apply, with any value, as they may be of a newer text. `any_text`:
+    those of another text of the skill apply, too, where that has the same value."""
+    if seen is not None:
+        return {erratum.field: erratum.value for erratum in errata[seen:] if erratum.skill == skill.name}
+    fields = {span.name: span.value for span in skill.fields}
+    marks = () if any_text else marks_of(skill.source, skill.text)
     values = {
         erratum.field: erratum.value
         for erratum in errata
-        if erratum.skill == skill and fields.get(erratum.field) == erratum.was and erratum.is_of(marks)
+        if erratum.skill == skill.name and fields.get(erratum.field) == erratum.was and erratum.is_of(marks)
     }
     return {name: value for name, value in values.items() if value != fields[name]}
 

@@ -13,28 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
-from notes_cli.text.erratum import Erratum, Known, word
+from notes_cli.text.erratum import Erratum, Fielded, Known, known_fields, word
 from notes_cli.text.messages import ErratumPart, Message, Part, SkillPart
-
-
-class Valued(Protocol):
-    """A field with its value."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-
-
-class ValuedSkill(Protocol):
-    """A skill with its fields: a text, a segment, or a skill of a session."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def fields(self) -> Sequence[Valued]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +63,7 @@ def skill_of(key: str) -> str:
 
 def place(
     messages: Sequence[Message],
-    skills: Sequence[ValuedSkill],
+    skills: Sequence[Fielded],
     errata: Iterable[Erratum] = (),
     before: Corrections = Corrections(),
     policy: Policy = Policy(),
@@ -93,17 +74,17 @@ def place(
     wait. `skills`: all that the messages have; of one with a new copy in the last message the text of that copy.
     `errata`: new ones in order, of fields (read_errata) or free text. A question outside a session has no `before`.
     """
-    known = Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
+    known = known_fields(*skills)
     texts = {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
     last = messages[-1]
     copied = _skills_of(last)
-    given = [(_key(known, erratum), erratum) for erratum in errata]
+    given = [(key_of(known, erratum), erratum) for erratum in errata]
     values = {**before.values, **{key: erratum.value or "" for key, erratum in given if key}}
-    waiting = before.pending if last.role == "user" else ()
+    waiting = () if last.role == "tool" else before.pending
     repeated = [
         key for key in before.values if key in before.stated and skill_of(key) in copied and values[key] != texts[key]
     ]
-    due = [(key, _erratum(known, key, values[key])) for key in dict.fromkeys((*waiting, *repeated)) if key in texts]
+    due = [(key, erratum_of(known, key, values[key])) for key in dict.fromkeys((*waiting, *repeated)) if key in texts]
     due += given if policy.states else [(key, erratum) for key, erratum in given if not key]
     last_of = {key: number for number, (key, _) in enumerate(due)}
     due = [(key, erratum) for number, (key, erratum) in enumerate(due) if not key or last_of[key] == number]
@@ -122,9 +103,9 @@ def place(
     stated = {key for key, _ in due if key}
     placed = [*messages]
     if after:
-        placed[0] = _with_errata(placed[0], after)
+        placed[0] = with_errata(placed[0], after)
     if others:
-        placed[-1] = _with_errata(placed[-1], others)
+        placed[-1] = with_errata(placed[-1], others)
     pending = tuple(key for key in before.pending if key not in stated)
     corrections = Corrections(values, frozenset(in_place), before.stated | stated, pending)
     cuts = policy.cuts and last.role == "user"
@@ -154,7 +135,7 @@ def _skills_of(message: Message) -> set[str]:
     return {part.name for part in message.parts if isinstance(part, SkillPart)}
 
 
-def _key(known: Known, erratum: Erratum) -> str:
+def key_of(known: Known, erratum: Erratum) -> str:
     """Return the erratum's `skill.field`; empty for free text."""
     if erratum.field is None or erratum.value is None:
         return ""
@@ -162,12 +143,12 @@ def _key(known: Known, erratum: Erratum) -> str:
     return f"{reference.skill}.{reference.field}"
 
 
-def _erratum(known: Known, key: str, value: str) -> Erratum:
+def erratum_of(known: Known, key: str, value: str) -> Erratum:
     reference = known.find(key)[0]
     return Erratum(reference.field, value, "", reference.skill if reference.shared else "")
 
 
-def _with_errata(message: Message, errata: Sequence[ErratumPart]) -> Message:
+def with_errata(message: Message, errata: Sequence[ErratumPart]) -> Message:
     """Add errata after the last skill of a message and the errata that follow it; without a skill at its beginning."""
     at = max((number for number, part in enumerate(message.parts, 1) if isinstance(part, SkillPart)), default=0)
     while at < len(message.parts) and isinstance(message.parts[at], ErratumPart):

@@ -13,7 +13,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.runtime.place import Corrections, Policy, place
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, Reference, resolve_values
+from notes_cli.text.erratum import Erratum, Reference, known_fields, resolve_values
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, ErratumPart, SkillPart, asking, check_once, results_of
 from notes_cli.text.prompt import Chunk, build, next_turn
@@ -80,7 +80,7 @@ class Prompt:
     @cached_property
     def values(self) -> list[tuple[Reference, str]]:
         """The field of one skill for each of `fields`, with its value. Raises SkillError as `resolve_values` does."""
-        return resolve_values(self.fields, self.segments)
+        return resolve_values(self.fields, known_fields(*self.segments)) if self.fields else []
 
     @cached_property
     def placed(self) -> tuple[Conversation, Corrections]:

@@ -33,6 +33,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import (
     Erratum,
     Fielded,
+    Known,
     as_new_values,
     describe_wildcards,
     known_fields,
@@ -93,28 +94,29 @@ def resolve(
     _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
     segments = with_unique_names(segments, [skill.name for skill in before])
+    known = known_fields(*before, *segments)
     for_all = global_errata(workspace) if segments else ()
     if for_all or unapplied:
-        request = _add_global_errata(request, segments, for_all, callbacks.on_event, before, unapplied or {})
+        request = _add_global_errata(request, segments, for_all, callbacks.on_event, known, unapplied or {})
     stated = False
     if request.errata or request.fields:
-        _notify_fields(request, [*before, *segments], callbacks.on_event)
+        _notify_fields(request, known, callbacks.on_event)
         if not goes_on:
-            fields, errata = as_new_values(request.errata, request.fields, segments)
+            fields, errata = as_new_values(request.errata, request.fields, known)
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
     settings = _settings(workspace, request, segments, callbacks.on_event, goes_on, stated)
-    prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings)
+    prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings, known)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
 
-def _prompt(request: Request, segments: Sequence[Segment], settings: Settings) -> Prompt:
+def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, known: Known) -> Prompt:
     """Raises SkillError for an erratum of an unknown field, and for a skill in `decode` that is not spliced."""
     others = len(request.images) + (request.memory is not None)
     return Prompt(
         request.question,
         segments,
-        read_errata(request.errata, known_fields(*segments)),
+        read_errata(request.errata, known),
         request.system,
         settings.wording,
         fields=request.fields,
@@ -192,21 +194,18 @@ def _add_global_errata(
     segments: Sequence[Segment],
     errata: Sequence[GlobalErratum],
     say: Say,
-    had: Sequence[Fielded],
+    known: Known,
     unapplied: Mapping[str, str],
 ) -> Request:
-    """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
-    skills, with `unapplied` global errata."""
-    from notes_cli.library.global_errata import holding, marks_of
+    """Add the global errata of the request's skills, and `unapplied` ones of earlier skills, except for fields that the
+    request itself corrects."""
+    from notes_cli.library.global_errata import holding
 
-    known = known_fields(*had, *segments)
     corrected = {reference.key for reference in read_errata(request.errata, known) if reference.field}
     corrected |= {reference.key for name in request.fields for reference in known.find(name)}
     global_values = dict(unapplied)
     for segment in segments:
-        fields = {span.name: span.value for span in segment.fields}
-        applicable = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))
-        global_values |= {f"{segment.name}.{name}": value for name, value in applicable.items()}
+        global_values |= {f"{segment.name}.{name}": value for name, value in holding(errata, segment).items()}
     added = []
     for name, value in global_values.items():
         key = known.find(name)[0].key
@@ -285,13 +284,12 @@ def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) ->
     return choose(workspace, changes, stated=stated)
 
 
-def _notify_fields(request: Request, skills: Sequence[Fielded], say: Say) -> None:
+def _notify_fields(request: Request, known: Known, say: Say) -> None:
     """Notify which fields `*.field` stands for, and which errata with "=" match no field."""
-    fields = known_fields(*skills)
-    for text_ in describe_wildcards([*request.errata, *request.fields], fields):
+    for text_ in describe_wildcards([*request.errata, *request.fields], known):
         say(Notice(text_))
     for text in request.errata:
-        if "=" in text and parse_erratum(text, fields).field is None:
+        if "=" in text and parse_erratum(text, known).field is None:
             text = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is added as free text"
             say(Notice(text))
 

@@ -1,11 +1,10 @@
 """Remembers each conversation's skills, and where its errata are, so that later turns have the same prefix.
 
-A client sends all messages at each turn, without the global errata that were added to them. Their places are remembered
-by the messages: a later turn has them in the same places, and new ones right before its question, so that earlier
-tokens stay the same. A conversation keeps its segments even when others compile its skills again.
+A client sends all messages at each turn, without the errata that were added to them. These are remembered by the
+messages: a later turn has them in the same places, and new ones right before its question, so that earlier tokens stay
+the same. A conversation keeps its segments even when others compile its skills again.
 
-Messages do not identify a client, so a client's own errata never reach a client that does not send them, too: only
-their places are remembered.
+Messages do not identify a client, so a client's own errata never reach a client that does not send them, too.
 """
 
 from __future__ import annotations
@@ -14,57 +13,51 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
-from notes_cli.library.global_errata import GlobalErratum
+from notes_cli.library.global_errata import GlobalErratum, holding
+from notes_cli.runtime.place import Corrections, Policy, erratum_of, key_of, place, skill_of, with_errata
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.text.erratum import Erratum, known_fields, read_errata, word
-from notes_cli.text.messages import ImagePart, Message
+from notes_cli.text.erratum import Erratum, known_fields, read_errata
+from notes_cli.text.messages import ErratumPart, ImagePart, Message, SkillPart
 
 MOST = 4096  # conversations that are remembered, the latest
 ALIKE = 16  # turns with the same messages, but other answers or errata
-NO_MESSAGE = -1  # number of the message of a copy that is in none
-
-
-class Copy(NamedTuple):
-    """A place of a skill: its text may be in several messages, and several times in a message."""
-
-    name: str
-    message: int = NO_MESSAGE
-    nth: int = 0  # copy of that skill in that message
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationState:
-    """The skills and errata of a conversation after a turn. Messages are numbered as the client sends them."""
+    """The skills and corrections of a conversation after a turn."""
 
     skills: dict[str, Segment] = field(default_factory=dict)
-    copies: frozenset[Copy] = frozenset()  # in its prompt
-    # Errata directly after a copy of a skill, in the message of a question or a later one.
-    after_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)
-    after_named: tuple[str, ...] = ()  # errata after the skills of the first turn, of fields with values in place
-    in_place: dict[tuple[str, str], str] = field(default_factory=dict)  # these values, by skill and field
-    before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # errata at the beginning of a message
-    client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
-    values: dict[tuple[str, str], str] = field(default_factory=dict)  # by skill and field, of the latest errata
+    corrections: Corrections = field(default_factory=Corrections)
+    in_place: Mapping[str, str] = field(default_factory=dict)  # values of the first turn in texts, by `skill.field`
+    errata: Mapping[int, tuple[ErratumPart, ...]] = field(
+        default_factory=dict
+    )  # by number of the client's message; -1: before
+    n_messages: int = 0
     n_global: int = 0  # global errata that existed
+    client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
 
     def without(self, name: str) -> ConversationState:
-        """Forget a skill. Errata directly after its copies leave the prompt with them, also those of other skills: then
-        the next turn places all errata anew."""
-        state = replace(
+        """Forget a skill, with its errata."""
+        errata = {
+            number: tuple(part for part in parts if skill_of(part.key) != name) for number, parts in self.errata.items()
+        }
+        return replace(
             self,
             skills={skill: segment for skill, segment in self.skills.items() if skill != name},
-            copies=frozenset(copy for copy in self.copies if copy.name != name),
-            values={key: value for key, value in self.values.items() if key[0] != name},
+            corrections=self.corrections.without([key for key in self.corrections.values if skill_of(key) == name]),
+            in_place={key: value for key, value in self.in_place.items() if skill_of(key) != name},
+            errata=errata,
         )
-        if any(copy.name == name for copy in self.after_copy) or any(skill == name for skill, _ in self.in_place):
-            anew = replace(state, copies=frozenset(), after_copy={}, before={}, client_errata=())
-            return replace(anew, after_named=(), in_place={})
-        return state
+
+    def value(self, skill: str, name: str) -> str | None:
+        """Return the value of a field: the latest, else that of the text."""
+        text = next((span.value for span in self.skills[skill].fields if span.name == name), None)
+        return self.corrections.values.get(f"{skill}.{name}", text)
 
 
 @dataclass(slots=True)
@@ -130,7 +123,7 @@ class Conversations:
         with self._lock:
             turns = (turn for turns in self._turns.values() for turn in turns if turn.last)
             states = [turn.state for turn in turns if skill in turn.state.skills]
-        return sum(state.values.get((skill, name), value_of(state.skills[skill], name)) != value for state in states)
+        return sum(state.value(skill, name) != value for state in states)
 
 
 def _is_answer(message: Message, answers: Sequence[str]) -> bool:
@@ -140,10 +133,6 @@ def _is_answer(message: Message, answers: Sequence[str]) -> bool:
     if message.tool_calls:
         return True
     return any(answer.strip() == text or (text and answer.strip().startswith(text)) for answer in answers)
-
-
-def value_of(segment: Segment, name: str) -> str | None:
-    return next((span.value for span in segment.fields if span.name == name), None)
 
 
 def prefix_digests(request: ChatRequest) -> list[bytes]:
@@ -160,104 +149,89 @@ def prefix_digests(request: ChatRequest) -> list[bytes]:
     return digests
 
 
-def place_errata(
+def add_errata(
     state: ConversationState | None,
+    messages: Sequence[Message],
     skills: dict[str, Segment],
-    copies: Sequence[Copy],
     global_errata: Sequence[GlobalErratum],
     client_errata: Sequence[str],
-    question: int,
     wording: str | None,
-    result: int | None = None,
+    *,
+    head: bool = False,
     editable: Collection[str] = (),
-) -> ConversationState:
-    """Add errata at the next turn of a conversation: new global ones, and new ones of the client. The client's are
-    repeated if a global one has overruled them, or if their skill has a new copy.
+) -> tuple[list[Message], ConversationState]:
+    """Return the messages of the next turn with all errata, and the state after it.
 
-    `copies`: places of skills in the order of the prompt. `question`: number of the user's last message. `result`:
-    number of the last message if it is a result of a tool call. `wording`: template of errata. `editable`: skills of
-    the first turn whose K/V can get new values in place.
+    `messages`: the client's with the parts of `skills`; `head`: after a system message that the client does not send.
+    `editable`: skills that no message of the client has: if they are new, the text gets their values.
 
-    Errata come at the beginning of the question's message, where models follow them most often; or after the last new
-    copy of a skill in that message or a later one. A new copy would overrule the errata before it, so all errata of its
-    skill are repeated. While the question is answered by tool calls, global errata wait for the next question, unless
-    the client has new errata, which come with the result. New values of skills that come with the first turn are put in
-    place, too, and their errata follow the skills, as in `notes ask`. Those of later turns are not: what was decoded
-    since depends on the text, and would have to be decoded again.
-
-    Raises SkillError for an erratum of a field that no skill has.
+    New errata are of new skills, of skills with a new copy, which would overrule earlier ones, and the client's own, by
+    which it overrules global ones. They come with the question, or with a later message that has a new copy. While the
+    question is answered by tool calls, new global errata of earlier skills wait for the next one, and new ones of the
+    client come with the last result. Raises SkillError for an erratum of a field that no skill has.
     """
-    first, state = state is None, state or ConversationState()
-    latest_last = [*dict.fromkeys(copy.name for copy in reversed(copies))][::-1]
-    segments = [skills[name] for name in latest_last]  # so that the erratum of the latest comes last
-    known = known_fields(*segments)
-    new_copies = {copy for copy in copies if copy not in state.copies}
-    new_skills = {copy.name for copy in new_copies if not skills[copy.name].is_image}
-    wait = result is not None and not first and len(client_errata) == len(state.client_errata)
-    parsed = [(at, erratum) for at, text in enumerate(client_errata) for erratum in read_errata([text], known)]
-    fields_of = [known.find(erratum.key) if erratum.field and erratum.value else [] for _, erratum in parsed]
-    client_fields = {(field.skill, field.field) for fields in fields_of for field in fields}
-    values, after_copy = dict(state.values), dict(state.after_copy)
-    sentences: list[str] = []
-    in_place, after_named = dict(state.in_place), list(state.after_named)
-    edited = {name for name in editable if Copy(name) in new_copies}
-    last_of = {field: at for (at, _), fields in zip(parsed, fields_of, strict=True) for field in fields}
+    first, before = state is None, state or ConversationState()
+    for name, old in before.skills.items():
+        if name not in skills or skills[name].text != old.text:
+            before = before.without(name)
+    corrections = before.corrections
+    offset = int(head)
+    messages = [with_errata(message, before.errata.get(number - offset, ())) for number, message in enumerate(messages)]
+    start = before.n_messages + offset if not first else 0
+    named = [{part.name for part in message.parts if isinstance(part, SkillPart)} for message in messages]
+    added = {name for name in skills if name not in before.skills}
+    copied = {name for names in named[start:] for name in names if not skills[name].is_image} | added
 
-    def state_errata(texts: Iterable[str], skills: Collection[str]) -> None:
-        after = skills and {*skills} <= edited and question <= 1  # else answers with the old value would follow
-        (after_named if after else sentences).extend(texts)
+    known = known_fields(*skills.values())
+    texts = {f"{skill.name}.{span.name}": span.value for skill in skills.values() for span in skill.fields}
+    texts |= before.in_place
+    client = [(at, erratum) for at, text in enumerate(client_errata) for erratum in read_errata([text], known)]
+    keys = [key_of(known, erratum) for _, erratum in client]
+    errata: list[Erratum] = []
+    for name, skill in skills.items():
+        seen = before.n_global if name in before.skills and before.n_global <= len(global_errata) else None
+        for field_name, value in holding(global_errata, skill, seen, any_text=True).items():
+            key = f"{name}.{field_name}"
+            if key in keys or key not in texts or corrections.values.get(key, texts[key]) == value:
+                continue
+            if name in added:
+                errata.append(erratum_of(known, key, value))
+            else:
+                corrections = corrections.given(key, value, in_place=False, states=True)
+    for key, value in corrections.values.items():
+        if skill_of(key) in copied and key in corrections.stated and key not in keys and value != texts[key]:
+            errata.append(erratum_of(known, key, value))
+    for (at, erratum), key in zip(client, keys, strict=True):
+        again = bool(copied) if not key else skill_of(key) in copied or key not in corrections.values
+        if at >= len(before.client_errata) or again:
+            errata.append(erratum)
 
-    overruled: set[tuple[str, str]] = set()  # fields with a new global erratum
-
-    def sentence(skill: str, name: str) -> str:
-        (reference,) = [field for field in known.find(f"{skill}.{name}") if field.skill == skill][:1]
-        return word(Erratum(name, values[skill, name], "", skill if reference.shared else ""), wording)
-
-    last_copies = {copy.name: copy for copy in copies}
-    for name, segment in zip(latest_last, segments, strict=True):
-        is_known = name in state.skills
-        latest: dict[str, GlobalErratum] = {}
-        # Errata since the last turn may be about the skill's older text, too. (A shorter file was repaired.)
-        start = state.n_global if is_known and state.n_global <= len(global_errata) else 0
-        for erratum in global_errata[start:] if not (is_known and wait) else ():
-            if erratum.skill == name and (is_known or value_of(segment, erratum.field) == erratum.was):
-                latest[erratum.field] = erratum
-        new = {
-            (name, field): erratum.value
-            for field, erratum in latest.items()
-            if values.get((name, field), value_of(segment, field)) != erratum.value
-        }
-        values |= new
-        if last_copies[name] in new_copies:
-            keys = [key for key in values if key[0] == name and key not in client_fields]
-            state_errata((sentence(*key) for key in keys), [name])
-        else:
-            sentences += [sentence(*key) for key in new]
-            overruled |= set(new)
-    for (at, client_erratum), fields in zip(parsed, fields_of, strict=True):
-        repeat = any((field.skill, field.field) in overruled or field.skill in new_skills for field in fields)
-        if at < len(state.client_errata) and not repeat and (fields or not new_skills):
-            continue
-        values |= {(field.skill, field.field): client_erratum.value or "" for field in fields}
-        if not fields or any(last_of[field] == at for field in fields):  # else a later one of this turn supersedes it
-            state_errata([word(client_erratum, wording)], {field.skill for field in fields})
-    in_place |= {key: value for key, value in values.items() if key[0] in edited}
-    before = dict(state.before)
-    after = next((copy for copy in reversed(copies) if copy in new_copies and copy.message >= question), None)
-    if sentences and after:
-        after_copy[after] = (*after_copy.get(after, ()), *sentences)
-    elif sentences:
-        number = question if first or result is None else result
-        before[number] = (*before.get(number, ()), *sentences)
-    return replace(
-        state,
-        skills=dict(skills),
-        copies=frozenset(copies),
-        after_copy=after_copy,
-        after_named=tuple(after_named),
-        in_place=in_place,
-        before=before,
+    question = _question(messages)
+    answering = any(message.role == "assistant" for message in messages[question:])
+    copies = [number for number in range(max(start, question), len(messages)) if named[number]]
+    last = copies[-1] if copies else len(messages) - 1 if answering and not first else question
+    policy = Policy([name for name in editable if name in added], wording=wording)
+    placed, corrections = place(messages[: last + 1], [*skills.values()], errata, corrections, policy)
+    messages = [*placed, *messages[last + 1 :]]
+    parts = [tuple(part for part in message.parts if isinstance(part, ErratumPart)) for message in messages]
+    in_place = {key: corrections.values[key] for key in corrections.in_place}
+    return messages, ConversationState(
+        skills=skills,
+        corrections=corrections,
+        in_place={**before.in_place, **{key: value for key, value in in_place.items() if skill_of(key) in added}},
+        errata={number - offset: errata for number, errata in enumerate(parts) if errata},
+        n_messages=len(messages) - offset,
+        n_global=len(global_errata),
         client_errata=tuple(client_errata),
-        values=values,
-        n_global=state.n_global if wait else len(global_errata),
     )
+
+
+def _question(messages: Sequence[Message]) -> int:
+    """Return the number of the message that begins the turn: the user's last one, or a system message in its place,
+    after an answer."""
+    for number, message in reversed([*enumerate(messages)]):
+        before = messages[number - 1] if number else None
+        answered = before is not None and before.role == "assistant" and not before.tool_calls
+        if message.role == "user" or (message.role == "system" and answered):
+            return number
+    return len(messages) - 1

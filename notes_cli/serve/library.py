@@ -39,7 +39,7 @@ def list_skills(scheduler: DecodeThread) -> list[Json]:
     for entry in workspace.library.entries():
         facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
         matches = entry.info is not None and entry.info.identity == identity
-        corrected = holding(errata, entry.name, facts.get("fields", {}))
+        corrected = holding(errata, entry.info) if entry.info else {}
         skills.append({**facts, "model_matches": matches, "standing": corrected})
     return skills
 
@@ -220,10 +220,12 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
     longest = scheduler.state.longest or DEFAULT_CONTEXT
     for key, value in values.items():
         for field in known.resolve(key, "no compiled skill has"):
-            fields = {span.name: span.value for span in infos[field.skill].fields}
-            if value == fields[field.field]:  # revokes the errata of the field
+            info = infos[field.skill]
+            if (field.field, value) in [
+                (span.name, span.value) for span in info.fields
+            ]:  # revokes the errata of the field
                 continue
-            new = {**holding(errata.all(), field.skill, fields), field.field: value}
+            new = {**holding(errata.all(), info), field.field: value}
             total = sum(map(tokens, new.values()))
             for subject, count, most in (
                 ("value has", tokens(value), longest // VALUE_SHARE),

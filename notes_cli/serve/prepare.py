@@ -8,8 +8,7 @@ It runs in preparation threads (scheduler.py); only sent images are compiled in 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,20 +39,13 @@ from notes_cli.runtime.resolve import (
 )
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.conversations import (
-    NO_MESSAGE,
-    Conversations,
-    ConversationState,
-    Copy,
-    place_errata,
-    prefix_digests,
-)
+from notes_cli.serve.conversations import Conversations, ConversationState, add_errata, prefix_digests
 from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, last_text, match_skills, skill_name
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import State
-from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
+from notes_cli.text.messages import BETWEEN, Conversation, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.names import is_name
 from notes_cli.text.tools import form_of
 
@@ -243,7 +235,6 @@ def _prepare_chat(
     for info in cache.known() if known and request.notes.match else ():
         old = known.get(info.name)  # is replaced if the last text in the messages is the one that is compiled now
         if old is not None and info.text != old.text and last_text(texts_of, (old, info)) == info.text:
-            earlier = earlier and earlier.without(info.name)
             known = {name: segment for name, segment in known.items() if name != info.name}
     named: dict[str, Segment] = {}
     for name in map(skill_name, names):
@@ -253,29 +244,29 @@ def _prepare_chat(
     if request.notes.match:
         # With a salt, only the conversation's own skills: a client must not learn which texts others have compiled.
         texts: list[Segment] = [*known.values(), *([] if request.notes.private else cache.known())]
+
+        def opened(text: Segment) -> Segment | None:
+            return text if text is known.get(text.name) else cache.open(text)
+
         for number, message in enumerate(messages):
             if message.role in roles:
-                messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, cache.open))
+                messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, opened))
     messages = [_with_images(state, request, message, skills, dry=dry) for message in messages]
     settings = defaults(workspace)
-    question = _question(messages)
-    global_errata = state.errata.all() if state.errata and skills else ()
-    answered_by_calls = any(message.role == "assistant" for message in messages[question:])
-    result = len(messages) - 1 if answered_by_calls else None
-    copies, errata = _copies(messages, named, settings.place), request.notes.errata
-    place = partial(place_errata, *(earlier, skills, copies, global_errata, errata, question, settings.wording, result))
     # Skills that the request names, and that no message has: their K/V can get new values in place.
-    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
-    now = place({name for name, segment in skills.items() if name not in in_messages and not segment.media})
-    prompt = Prompt("", list(skills.values()), think=think, fields=_fields(now), method=FIELD)
+    in_messages = {part.name for message in messages for part in message.parts if isinstance(part, SkillPart)}
+    editable = {name for name, segment in skills.items() if name not in in_messages and not segment.media}
+    placed = _with_skills(messages, list(map(SkillPart, named)), settings.place)
+    global_errata = state.errata.all() if state.errata and skills else ()
+    given = earlier, placed, skills, global_errata, request.notes.errata, settings.wording
+    add = partial(add_errata, *given, head=len(placed) > len(messages))
+    messages, now = add(editable=editable)
+    prompt = Prompt("", list(skills.values()), think=think, fields=now.in_place, method=FIELD)
     if now.in_place and (earlier is None or now.in_place != earlier.in_place):
         chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), stated=True)
         if request.notes.exact or not chosen.edits_rows:
-            now = place()
-            prompt = replace(prompt, fields=_fields(now))
-    messages = [_with_errata(message, number, now) for number, message in enumerate(messages)]
-    first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
-    messages = _with_skills(messages, first, settings.place)
+            messages, now = add()
+            prompt = replace(prompt, fields=now.in_place)
     try:
         conversation, notes = Conversation(tuple(messages), request.tools, request.prefill), request.notes
         how: dict[str, Any] = {"seam": settings.seam, "splice": not notes.recompute, "exact": notes.exact}
@@ -283,7 +274,7 @@ def _prepare_chat(
         toolsets = cache.known() if request.tools and not request.notes.private else ()
         prompt = rendered_with_tools(workspace, prompt, toolsets, cache.open)
     except ModelError:
-        if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
+        if "tool" not in roles or not any(message.role == "tool" and _has_skill(message) for message in messages):
             raise
         # A template that encodes tool results cannot have a skill there: their text is decoded.
         other_roles = [role for role in roles if role != "tool"]
@@ -305,10 +296,6 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
     return replace(layout, reuse=reuse, compiled=compiled)
 
 
-def _fields(conversation: ConversationState) -> dict[str, str]:
-    return {f"{skill}.{name}": value for (skill, name), value in conversation.in_place.items()}
-
-
 def _with_images(
     state: ServerState, request: ChatRequest, message: Message, skills: dict[str, Segment], *, dry: bool
 ) -> Message:
@@ -324,61 +311,21 @@ def _with_images(
     return replace(message, parts=tuple(parts))
 
 
-def _question(messages: Sequence[Message]) -> int:
-    """Return the number of the message that begins the turn: the user's last one, or a system message in its place,
-    after an answer."""
-    for number, message in reversed([*enumerate(messages)]):
-        before = messages[number - 1] if number else None
-        answered = before is not None and before.role == "assistant" and not before.tool_calls
-        if message.role == "user" or (message.role == "system" and answered):
-            return number
-    return len(messages) - 1
+def _has_skill(message: Message) -> bool:
+    return any(isinstance(part, SkillPart) for part in message.parts)
 
 
-def _copies(messages: Sequence[Message], named: Iterable[str], place: str) -> list[Copy]:
-    """Return the places of skills, in the order of the prompt."""
-    copies = [copy for number, message in enumerate(messages) for _, copy in _parts(message, number) if copy]
-    late = _late(messages, place)
-    before = sum(copy.message < (int(messages[0].role == "system") if late is None else late) for copy in copies)
-    return [*copies[:before], *map(Copy, named), *copies[before:]]
-
-
-def _with_errata(message: Message, number: int, conversation: ConversationState) -> Message:
-    """Add a message's errata: at its beginning, and after its skills."""
-    parts: list[Part] = list(map(ErratumPart, conversation.before.get(number, ())))
-    for part, copy in _parts(message, number):
-        parts += [part, *map(ErratumPart, conversation.after_copy.get(copy, ()) if copy else ())]
-    return replace(message, parts=tuple(parts))
-
-
-def _parts(message: Message, number: int) -> Iterator[tuple[Part, Copy | None]]:
-    """Yield the parts of a message, skills with their copy."""
-    nth: Counter[str] = Counter()
-    for part in message.parts:
-        if isinstance(part, SkillPart):
-            yield part, Copy(part.name, number, nth[part.name])
-            nth[part.name] += 1
-        else:
-            yield part, None
-
-
-def _late(messages: Sequence[Message], place: str) -> int | None:
-    if place != "late":
-        return None
-    return next((number for number, message in enumerate(messages) if message.role == "user"), None)
-
-
-def _with_skills(messages: list[Message], skills: list[Part], place: str) -> list[Message]:
-    """Place skills at the end of the system message, or before the first question."""
-    if not skills:
-        return messages
-    if (late := _late(messages, place)) is not None:
-        messages[late] = replace(messages[late], parts=(*skills, *messages[late].parts))
+def _with_skills(messages: Sequence[Message], skills: list[Part], place: str) -> list[Message]:
+    """Return the messages with skills at the end of the system message, or before the first question."""
+    placed = [*messages]
+    late = [number for number, message in enumerate(messages) if message.role == "user"] if place == "late" else []
+    if late:
+        placed[late[0]] = replace(messages[late[0]], parts=(*skills, *messages[late[0]].parts))
     elif messages[0].role == "system":
-        messages[0] = replace(messages[0], parts=(*messages[0].parts, *skills))
-    else:
-        messages.insert(0, Message("system", tuple(skills)))
-    return messages
+        placed[0] = replace(messages[0], parts=(*messages[0].parts, *skills))
+    elif skills:
+        placed.insert(0, Message("system", tuple(skills)))
+    return placed
 
 
 def _with_limits(state: ServerState, chat: ChatRequest, prompt: Prompt, settings: Settings) -> PreparedRequest:

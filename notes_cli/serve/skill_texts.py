@@ -25,7 +25,7 @@ from typing import Any
 
 from notes_cli import output
 from notes_cli.errors import Help, NotesError, SegmentError, SkillError, reason
-from notes_cli.library.global_errata import GlobalErrata, holding, marks_of
+from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.library.segment_files import skill_named
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
@@ -99,7 +99,7 @@ class SkillTexts:
 
     def values(self, skill: Skill) -> dict[str, str]:
         """Return the values that global errata set and that differ from the skill's text, by field."""
-        return holding(self.errata.all(), skill.name, skill.values, marks_of(skill.source, skill.text))
+        return holding(self.errata.all(), skill)
 
     def _files(self) -> list[tuple[object, ...]]:
         texts = [skill_file(one) for source in self._sources for one in skill_sources(source)]

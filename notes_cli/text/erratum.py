@@ -226,18 +226,22 @@ class Known(Collection[str]):
         return references
 
 
-class Named(Protocol):
-    """A field of a skill."""
+class Valued(Protocol):
+    """A field with its value."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def value(self) -> str: ...
 
 
-class Fielded(Named, Protocol):
-    """A skill with fields: a segment, or an entry of a session."""
+class Fielded(Protocol):
+    """A skill with fields: a text, a segment, or an entry of a session."""
 
     @property
-    def fields(self) -> Sequence[Named]: ...
+    def name(self) -> str: ...
+    @property
+    def fields(self) -> Sequence[Valued]: ...
 
 
 def known_fields(*skills: Fielded) -> Known:
@@ -255,10 +259,9 @@ def describe_wildcards(texts: Iterable[str], known: Known) -> list[str]:
     ]
 
 
-def resolve_values(values: Mapping[str, str], segments: Sequence[Fielded]) -> list[tuple[Reference, str]]:
+def resolve_values(values: Mapping[str, str], known: Known) -> list[tuple[Reference, str]]:
     """Return the field of one skill for each value; for `*.field`, one for each skill that has it. Raises SkillError
     for an unknown field, for an unqualified one that several skills have, and for one with two values."""
-    known = known_fields(*segments)
     pairs = ((reference, value) for name, value in values.items() for reference in known.resolve(name))
     return list(unique_values(pairs, lambda reference: reference.key).items())
 
@@ -273,19 +276,19 @@ def unique_values(pairs: Iterable[tuple[T, str]], key: Callable[[T], str] = str)
 
 
 def as_new_values(
-    errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Fielded]
+    errata: Iterable[str], fields: Mapping[str, str], known: Known
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Combine field values and errata: the new value of each field (the last erratum counts), and the free-text errata.
     Raises SkillError as `read_errata` and `resolve_values` do, and where an erratum and a new value of a field differ:
     neither is the later one."""
-    known, stated, free = known_fields(*segments), dict[Reference, str](), []
+    stated, free = dict[Reference, str](), []
     for text in errata:
         erratum = parse_erratum(text, known)
         if erratum.field is None or erratum.value is None:
             free.append(text)
         else:
             stated |= dict.fromkeys(known.resolve(erratum.field), erratum.value)
-    for field, value in resolve_values(fields, segments):
+    for field, value in resolve_values(fields, known):
         other = stated.pop(field, value)
         if other.strip() != value.strip():
             text = f"{field.key} is given the new value {value!r}, and {other!r} by an erratum"

@@ -23,7 +23,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Answer, Text
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import parsing, prepare, refusals, scheduler
+from notes_cli.serve import conversations, parsing, prepare, refusals, scheduler
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
@@ -171,7 +171,7 @@ def test_each_message_is_in_its_place(served: Served) -> None:
         ([ANSWER, ASK, late], 1),
         ([late, ASK], 1),
     ):
-        assert prepare._question(parse_chat({"messages": talk}).messages) == question
+        assert conversations._question(parse_chat({"messages": talk}).messages) == question
         reply = served.chat(talk, max_tokens=1)
         shown = [(one["role"].replace("developer", "system"), one["content"]) for one in talk]
         text = "".join(f"<|im_start|>{said}\n{words}<|im_end|>\n" for said, words in shown) + "<|im_start|>assistant\n"

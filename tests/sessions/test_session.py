@@ -213,8 +213,8 @@ def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: 
         done = session.edit("tier", "basic")
         assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
         assert session.state.pending["tier"] == "Correction: the tier is now basic. This replaces the earlier tier."
-        profile("block", "block: 9 of 9")
-        assert session.edit("tier", "gold").chosen == "block: 9 of 9; erratum instead: it is not for a session"
+        profile("stale", "stale: 9 of 9")
+        assert session.edit("tier", "gold").chosen == "stale: 9 of 9; erratum instead: it is not for a session"
         profile("recompute", "recompute: no method is trustworthy on this model")
         done = session.edit("date", "2026-07-02")
         assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
