@@ -2,10 +2,10 @@
 
     python -m bench.counts [--entered] [--list]
 
-Each count has a limit, which is the value of today and may only go down, and a goal. `--entered` runs a question, a turn
-of a session and a chat over HTTP on the model that ships, which needs llama.cpp; types are those that pass as argument
-or result of a function of the package (bench/traced.py). tests/test_house.py and tests/commands/test_counts.py hold the
-limits.
+Each count has a limit, which is the value of today and may only go down, and a goal. `--entered` runs a question, a
+turn of a session and a chat over HTTP on the model that ships, which needs llama.cpp; types are those that pass as
+argument or result of a function of the package (bench/traced.py). tests/test_house.py and tests/commands/test_counts.py
+hold the limits.
 """
 
 from __future__ import annotations
