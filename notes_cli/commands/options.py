@@ -301,8 +301,21 @@ class ModelChoice:
         settings = {**self.context, **self.options, "rpc": list(self.options["rpc"])}
         settings["projector"] = self.options["projector"] and str(self.options["projector"])
         settings["image_tokens"] = list(self.options["image_tokens"])
-        del settings["n_threads"]
+        settings.pop("n_threads", None)
         return settings
+
+
+# Fields of ContextOptions and the parameters that set them; None leaves the default.
+_CONTEXT = {
+    "n_ctx": "ctx_size",
+    "n_ubatch": "ubatch_size",
+    "n_threads": "threads",
+    "flash_attention": "flash_attn",
+    "rope_scaling": "rope_scaling",
+    "rope_freq_base": "rope_freq_base",
+    "rope_freq_scale": "rope_freq_scale",
+    "yarn_orig_ctx": "yarn_orig_ctx",
+}
 
 
 def choose_model(*, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
@@ -321,20 +334,8 @@ def choose_model(*, session: str | None = None, begins: bool = False, **given: A
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
-    context = {
-        "n_batch": max(2048, given["ubatch_size"]),
-        "n_ubatch": given["ubatch_size"],
-        "n_threads": given["threads"],
-        "flash_attention": given["flash_attn"],
-        "type_k": type_k,
-        "type_v": type_v,
-        "rope_scaling": given["rope_scaling"],
-        "rope_freq_base": given["rope_freq_base"] or 0.0,
-        "rope_freq_scale": given["rope_freq_scale"] or 0.0,
-        "yarn_orig_ctx": given["yarn_orig_ctx"],
-    }
-    if given["ctx_size"] is not None:
-        context["n_ctx"] = given["ctx_size"]
+    context = {field: given[name] for field, name in _CONTEXT.items() if given[name] is not None}
+    context |= {"n_batch": max(2048, given["ubatch_size"]), "type_k": type_k, "type_v": type_v}
     notices: list[str] = []
     path = _model_path(header, session, given, notices.append)
     options = {

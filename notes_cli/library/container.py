@@ -151,6 +151,7 @@ class _SegmentFile(Stored):
 
     def __init__(self, path: Path) -> None:
         self._path, self._open = path, open_file(path)
+        self.carries = False  # the file has transitions, which are read later
         super().__init__((), self._open)
 
     def array(self, name: str, place: StoredTensor) -> NDArray[Any]:
@@ -171,6 +172,8 @@ class _SegmentFile(Stored):
             for layer in self.tensors:
                 k, v = (f"blk.{layer.layer}.{name}" for name in NAMES[layer.part])
                 result.append(LayerRows(layer.layer, self.array(k, layer.k), self.array(v, layer.v), layer.part))
+        if not self.carries:
+            self.close()
         return tuple(result)
 
     def refused(self, why: str, *, damaged: bool) -> SegmentError:
@@ -274,7 +277,7 @@ def _read(path: Path, file: _SegmentFile, whole: bool = True) -> Segment:
     else:
         images = _pictures(None if pictures is None else file.array(PICTURES, pictures), found, segment)
     layers, carried = _layers(tensors, segment)
-    file.tensors = tuple(layers)
+    file.tensors, file.carries = tuple(layers), bool(carried)
     return replace(
         segment,
         layers=file,
