@@ -272,8 +272,6 @@ def asking(
     *,
     system: str | None = None,
     skills: Sequence[str] = (),
-    after_skills: Sequence[str] = (),
-    before_question: Sequence[str] = (),
     turns: Sequence[tuple[str, str]] = (),
     place: str = "early",
     images: Sequence[str] = (),
@@ -281,17 +279,16 @@ def asking(
     """Return the usual conversation: a system message, earlier (question, answer) pairs, and a question.
 
     `skills`: names, in the system message, or at the place "late" in the user message of `question`. `images`: names of
-    images that come with the question, in its message. `after_skills` and `before_question` are errata: the former of
-    fields whose KV entries have the new value, the latter where the text still has the old one (docs/findings.md has
-    figures of both places). Raises NotesError for another place, and for a skill that is named twice.
+    images that come with the question, in its message. Raises NotesError for another place, and for a skill that is
+    named twice.
     """
     check_once((*skills, *images))
     if place not in PLACES:
         raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    skill_parts: tuple[Part, ...] = (*map(SkillPart, skills), *map(ErratumPart, after_skills))
+    skill_parts: tuple[Part, ...] = tuple(map(SkillPart, skills))
     early: tuple[Part, ...] = () if place == "late" else skill_parts
     late: tuple[Part, ...] = skill_parts if place == "late" else ()
-    last = (*late, *map(SkillPart, images), *map(ErratumPart, before_question), TextPart(question))
+    last = (*late, *map(SkillPart, images), TextPart(question))
     text = [TextPart(system)] if system and system.strip() else []
     head = Message("system", (*text, *early))
     earlier = [
