@@ -210,8 +210,8 @@ def contents(home: Path) -> Contents:
             history = []
             for number in stored.in_force:
                 snapshot = to_json(read_snapshot(stored.path(number).read_bytes()))
-                parts = {**snapshot, **snapshot.pop("state", {})}
-                history.append({key: value for key, value in parts.items() if key not in VARYING})
+                parts = [*snapshot.pop("state", {}).items(), *snapshot.items()]
+                history.append({key: value for key, value in parts if key not in VARYING})
             rows: list[Any] = []
             for file in stored.kept():
                 segment = open_segment(stored.folder / file)

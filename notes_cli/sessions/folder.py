@@ -153,6 +153,7 @@ class SessionFolder:
             if undone and undone.op == "edit":
                 self._remember_undone(self.numbers[-2], undone.state)
             self.path(last[0]).unlink()
+            sync_folder(self.folder)  # before its K/V is removed
         except OSError as error:
             raise SessionError(f"cannot write {self.folder}: {reason(error)}. Nothing was changed") from error
         self._damage = self._snapshot = None
@@ -190,9 +191,12 @@ class SessionFolder:
         """Remove unneeded files, besides those of a snapshot that is about to be written. Failures are ignored: a later
         sweep tries again."""
         with suppress(OSError, SessionError):
-            for path in self.unneeded():
-                if writing is None or path.stem != self.path(writing).stem:
-                    path.unlink(missing_ok=True)
+            own = "" if writing is None else self.path(writing).stem
+            unneeded = [path for path in self.unneeded() if path.stem != own]
+            for path in unneeded:
+                path.unlink(missing_ok=True)
+            if unneeded:
+                sync_folder(self.folder)
 
     def read(self) -> None:
         check_private(self.folder)
