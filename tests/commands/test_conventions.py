@@ -149,7 +149,9 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ONE = {"errata": "erratum", "fields": "field", "images": "image", "results": "result"}  # a repeatable option is of one
-ALIKE = {"question", "sampling"}  # an argument; options each
+ALIKE = {  # an argument; options each; of Python and HTTP alone
+    *("question", "sampling", "conversation", "stops", "likely", "allowed", "call_grammar", "must_call")
+}
 
 
 def flags() -> set[str]:
