@@ -15,7 +15,7 @@ from notes_cli.runtime.place import Corrections, Policy, place
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, Reference, known_fields, resolve_values
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import Conversation, ErratumPart, SkillPart, asking, check_once, results_of
+from notes_cli.text.messages import Conversation, SkillPart, asking, check_once, results_of
 from notes_cli.text.prompt import Chunk, build, next_turn
 from notes_cli.text.template import ChatTemplate
 
@@ -101,17 +101,6 @@ class Prompt:
         policy = Policy(edits if self.fields else (), states, wording=self.wording)
         messages, corrections = place(conversation.messages, self.segments, [*values, *self.errata], policy=policy)
         return replace(conversation, messages=messages), corrections
-
-    @property
-    def method_errata(self) -> list[Erratum]:
-        """The errata of new values, in the order of the prompt."""
-        values = {f"{each.skill}.{each.field}": each for each, _ in self.values}
-        parts = [part for message in self.placed[0].messages for part in message.parts if isinstance(part, ErratumPart)]
-        return [
-            Erratum(values[part.key].field, part.value, "", values[part.key].skill if values[part.key].shared else "")
-            for part in parts
-            if part.key in values
-        ]
 
 
 def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:

@@ -221,7 +221,7 @@ def test_an_edited_text_is_told_in_the_log(
     text = tmp_path / "edited.txt"
     text.write_text("plan: basic\n\n- If the plan is basic then the support is slow.\n")
     monkeypatch.setattr("sys.stdin", None)
-    assert run(["compile", "-q", str(text)]) == 0
+    assert run(["compile", str(text)]) == 0
     for count, plan in enumerate(("basic", "basic", "team", "family")):
         text.write_text(f"plan: {plan}\n\n- If the plan is basic then the support is slow.\n")
         for _ in range(2):
