@@ -44,22 +44,22 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(41_195, 32_500),
-    "package files": Bound(130, 130),
-    "test lines": Bound(36_409, 29_500),
+    "package lines": Bound(37_110, 32_500),
+    "package files": Bound(125, 130),
+    "test lines": Bound(35_020, 29_500),
     "bench and training lines": Bound(15_519, 16_500),
-    "docs lines": Bound(4_000, 4_000),
+    "docs lines": Bound(3_850, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(260, 260),
     "stored results in KB": Bound(91, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "types in a question": Bound(60, 65),
-    "types in a session's turn": Bound(75, 75),
-    "types in a chat": Bound(65, 60),
-    "lines executed by a question": Bound(2_522, 2_000),
-    "functions of 3 statements in a question": Bound(337, 260),
-    "modules imported by ask": Bound(58, 60),
+    "types in a question": Bound(62, 65),
+    "types in a session's turn": Bound(80, 75),
+    "types in a chat": Bound(66, 60),
+    "lines executed by a question": Bound(2_546, 2_000),
+    "functions of 3 statements in a question": Bound(339, 260),
+    "modules imported by ask": Bound(59, 60),
 }
 ENTERED = tuple(name for name in LIMITS if re.search("types|executed|functions|modules imported", name))
 MODEL = str(PACKAGE / "models" / "notes-tiny-q8_0.gguf")

@@ -63,8 +63,7 @@ _MODULES = {
     "measure.verify": ("Report",),
     "runtime.recompile": ("Compiled", "Imported"),
     "runtime.request": ("Answer", "Callbacks", "Prefilled", "Request", "Text"),
-    "sessions.edits": ("Compacted", "Edited"),
-    "sessions.forget": ("Forgotten",),
+    "sessions.edits": ("Compacted", "Edited", "Forgotten"),
     "text.skill": ("Skill", "load_skill"),
 }
 __all__ = [

@@ -329,7 +329,9 @@ def _left_out(info: Segment) -> list[str]:
 
 
 def _describe_entries(info: Segment) -> str:
-    layers = {state: len({rows.layer for rows in info.shapes if (rows.part == "state") is state}) for state in (0, 1)}
+    layers = {
+        state: len({rows.layer for rows in info.shapes if (rows.part == "state") is state}) for state in (False, True)
+    }
     parts = [f"{output.counted(layers[False], 'layer')}, {storage_type(info)}"] if layers[False] else []
     parts += [f"recurrent state of {output.counted(layers[True], 'layer')}"] if layers[True] else []
     if info.carry:

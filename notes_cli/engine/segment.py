@@ -150,6 +150,10 @@ class Stored(Sequence[LayerRows]):
         """Read and check all rows. Raises NotesError for a damaged or unreadable file."""
 
     @abstractmethod
+    def release(self) -> None:
+        """Let go of the file, whose rows are in memory."""
+
+    @abstractmethod
     def refused(self, why: str, *, damaged: bool) -> NotesError:
         """Make the error for rows that a context could not take; `damaged`: the content has changed."""
 
@@ -158,6 +162,7 @@ class Stored(Sequence[LayerRows]):
         """All layers, in memory."""
         if self.file is not None:
             self._rows, self.file = self.read(), None
+            self.release()
         return self._rows
 
     def __len__(self) -> int:

@@ -172,9 +172,11 @@ class _SegmentFile(Stored):
             for layer in self.tensors:
                 k, v = (f"blk.{layer.layer}.{name}" for name in NAMES[layer.part])
                 result.append(LayerRows(layer.layer, self.array(k, layer.k), self.array(v, layer.v), layer.part))
+        return tuple(result)
+
+    def release(self) -> None:
         if not self.carries:
             self.close()
-        return tuple(result)
 
     def refused(self, why: str, *, damaged: bool) -> SegmentError:
         return _damaged(self._path, why) if damaged else _unreadable(self._path, why)

@@ -208,7 +208,8 @@ def test_libraries_of_another_llama_cpp_are_not_taken_for_ours(tmp_path: Path) -
 
 def test_no_backend_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """None that can be loaded: a sentence with the folder, and no crash at the first model."""
-    functions = {"ggml_backend_dev_count": lambda: 0, "ggml_backend_load_all_from_path": lambda _: None}
+    names = ("ggml_backend_dev_count", "ggml_backend_dev_by_type", "ggml_backend_load_all_from_path")
+    functions = {name: lambda *_: 0 for name in names}
     monkeypatch.setattr(ctypes, "CDLL", lambda _: type("Library", (), functions))
     with pytest.raises(EngineError, match=r"none of the CPU backends in .* runs on this processor. Build it with"):
         native._load_backends()

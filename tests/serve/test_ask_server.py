@@ -25,6 +25,7 @@ from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.engine import model as engine
 from notes_cli.engine.limits import ContextOptions
+from notes_cli.library import safe_files
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
 from notes_cli.serve.client import Server, address, registered, running
@@ -318,7 +319,7 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
     assert run_here("ask", "--batch", questions, "--server", "auto").code == 0
 
 
-def test_files_of_servers_that_are_passed_over(server: Running) -> None:
+def test_files_of_servers_that_are_passed_over(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that others could have read or written, of another machine or version (a home may be shared), or invalid.
     The file with the token is private."""
     folder, was = server.file.parent, server.file.read_text()
@@ -327,6 +328,7 @@ def test_files_of_servers_that_are_passed_over(server: Running) -> None:
     assert (server.file.stat().st_mode & 0o777, folder.stat().st_mode & 0o777) == (0o600, 0o700)
     for path, shared, private in ((server.file, 0o644, 0o600), (folder, 0o777, 0o700)):
         path.chmod(shared)
+        monkeypatch.setattr(safe_files, "_checked", set())  # as in another process
         try:
             assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
         finally:
