@@ -454,7 +454,8 @@ def _model_path(
             path = other
         else:
             name = f"{header.identity.model} {header.identity.quantization} ({header.model})"
-            raise SessionError(f"session {session} was begun with {name}, which is not there", "Name its file: NOTES_MODEL=FILE")
+            what = f"session {session} was begun with {name}, which is not there"
+            raise SessionError(what, "Name its file: NOTES_MODEL=FILE")
     if word is None and path == config.shipped_model() and not output.run.json:
         notify(DEMONSTRATION)
     return path
