@@ -44,9 +44,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_110, 32_500),
+    "package lines": Bound(37_076, 32_500),
     "package files": Bound(125, 130),
-    "test lines": Bound(35_020, 29_500),
+    "test lines": Bound(35_022, 29_500),
     "bench and training lines": Bound(15_519, 16_500),
     "docs lines": Bound(3_850, 4_000),
     "commands": Bound(19, 21),
@@ -54,9 +54,9 @@ LIMITS = {
     "stored results in KB": Bound(91, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "types in a question": Bound(62, 65),
-    "types in a session's turn": Bound(80, 75),
-    "types in a chat": Bound(66, 60),
+    "types in a question": Bound(61, 65),
+    "types in a session's turn": Bound(79, 75),
+    "types in a chat": Bound(65, 60),
     "lines executed by a question": Bound(2_546, 2_000),
     "functions of 3 statements in a question": Bound(339, 260),
     "modules imported by ask": Bound(59, 60),
@@ -191,8 +191,8 @@ def big(functions: Iterable[tuple[str, int]]) -> int:
 
 
 def entered(*, show: bool = False) -> dict[str, float]:
-    """What a question, a session's second turn and a chat use, on the model that ships: the first two with a skill and
-    an erratum. `show`: print the types, and the executed lines by file."""
+    """Trace a question, a session's second turn and a chat on the model that ships, the first two with a skill and an
+    erratum, and count. `show`: print the types, and the executed lines by file."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as free:
         folder = Path(name)
         (folder / "returns.txt").write_text(SKILL)

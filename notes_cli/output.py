@@ -185,7 +185,7 @@ def terminal() -> bool:
 
 
 def watched() -> bool:
-    """True if somebody sees stderr, and wants more than errors."""
+    """True if stderr is a terminal, without --quiet and --json."""
     return sys.stderr.isatty() and not run.quiet and not run.json
 
 

@@ -29,6 +29,7 @@ from notes_cli.measure.examination import Examination
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
 from notes_cli.runtime.request import Callbacks, Request
+from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart
 from notes_cli.text.skill import Skill
 from tests.events import on
 
@@ -262,24 +263,34 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
     """Yields the answer's text and returns the Answer; a choice comes whole; callbacks are called as usual."""
     segment = model.compile(skill)
     wanted = model.ask("Why?", splice=[segment], max_tokens=12)
-    streamed: list[str] = []
-    ended: list[str] = []
-
-    def on_event(event: object) -> None:
-        if isinstance(event, (notes.Text, notes.Answer)):
-            (streamed if isinstance(event, notes.Text) else ended).append(event.text)
-
-    callbacks = Callbacks(on_event)
-    stream = model.stream("Why?", splice=[segment], max_tokens=12, callbacks=callbacks)
+    events: list[Any] = []
+    stream = model.stream("Why?", splice=[segment], max_tokens=12, callbacks=Callbacks(events.append))
     texts = []
     with pytest.raises(StopIteration) as done:
         while True:
             texts.append(next(stream))
     assert "".join(texts).strip() == wanted.text == done.value.value.text and len(texts) > 3
-    assert streamed == texts and ended == [wanted.text]
+    assert [event.text for event in events if isinstance(event, (notes.Text, notes.Answer))] == [*texts, wanted.text]
     assert list(model.stream("Why?", splice=[segment], choices=CHOICES)) == [
         model.ask("Why?", splice=[segment], choices=CHOICES).text
     ]
+
+
+def test_messages_in_place_of_a_question_and_stops(model: notes.Model, skill: Skill) -> None:
+    """The same messages give the same prompt and answer; a stop ends it, and neither goes with a session."""
+    segment, roles = model.compile(skill), ("system", "user")
+    parts = (TextPart("Be brief."), SkillPart(segment.name)), (TextPart("Why?"),)
+    talk = Conversation(tuple(map(Message, roles, parts)))
+    wanted = model.ask("Why?", splice=[segment], system="Be brief.", max_tokens=12)
+    found = model.ask("", splice=[segment], conversation=talk, max_tokens=12)
+    assert (found.text, found.counts) == (wanted.text, wanted.counts)
+    assert model.ask("", splice=[segment], max_tokens=12).counts != wanted.counts
+    stop = wanted.text[len(wanted.text) // 2 :][:3]
+    cut = model.ask("", splice=[segment], conversation=talk, max_tokens=12, stops=[stop])
+    assert (cut.text, cut.stop) == (wanted.text.partition(stop)[0].strip(), stop)
+    for options in ({"conversation": talk}, {"stops": [stop]}):
+        with model.session("mine") as session, pytest.raises(SessionError, match="do not go with a session"):
+            session.ask("Why?", **options)  # type: ignore[arg-type]
 
 
 def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, skill: Skill) -> None:

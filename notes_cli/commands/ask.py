@@ -224,7 +224,7 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
     """Answer the questions of a file or of stdin ("-"). Raises NotesError at the end if a line failed."""
-    from notes_cli.commands.remedies import print_notices, worded
+    from notes_cli.commands.remedies import print_notice, worded
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
@@ -238,7 +238,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
         lines = _Lines(stack.enter_context(_open(source)), given)
         model = stack.enter_context(open_model(**given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
-        callbacks = Callbacks(print_notices, watch)
+        callbacks = Callbacks(print_notice, watch)
         done = failed = 0
         for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = lines.waiting.popleft()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.terminal import Decorated, Option, Setting, end_when_late, option, read_text
+from notes_cli.commands.terminal import Decorated, Option, Setting, end_when_late, option, read_text, row
 from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
 from notes_cli.text.names import typed
 
@@ -178,26 +178,25 @@ def rpc_servers(value: Any) -> tuple[str, ...]:
     return servers
 
 
-_row = partial(partial, option)  # an option that is applied later
 _AS_MODEL = "  [default: the model's]"
 _ABOVE_ZERO = Number(0, above=True, kind=float)
 # Parameters of `open_workspace`, with the flags of llama.cpp.
 _MODEL = [
-    _row(
+    row(
         "-m --model",
         "GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
         shell_complete=MODELS,
         metavar="MODEL",
     ),
-    _row(
+    row(
         "-c --ctx-size",
         "Context in tokens, 0: as the model was trained for.  [default: 4096, or what is needed]",
         type=Number(16, special=0),
     ),
-    _row("-t --threads", "Threads.  [default: physical cores, fewer for a tiny model]", type=Number(1, 512)),
-    _row("-ngl --gpu-layers", "Layers on the GPU, -1: all.", type=Number(-1), default=-1),
-    _row("--mmproj", "The model's projector, which makes rows of images: a GGUF file.", type=FILE, metavar="FILE"),
-    _row(
+    row("-t --threads", "Threads.  [default: physical cores, fewer for a tiny model]", type=Number(1, 512)),
+    row("-ngl --gpu-layers", "Layers on the GPU, -1: all.", type=Number(-1), default=-1),
+    row("--mmproj", "The model's projector, which makes rows of images: a GGUF file.", type=FILE, metavar="FILE"),
+    row(
         "-v --verbose",
         "On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
         count=True,
@@ -206,49 +205,49 @@ _MODEL = [
     ),
 ]
 _RARE_MODEL = [
-    _row("-ub --ubatch-size", "Physical batch.", type=Number(1), default=512),
-    _row(
+    row("-ub --ubatch-size", "Physical batch.", type=Number(1), default=512),
+    row(
         "--rpc",
         "RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
         type=rpc_servers,
         default=(),
         metavar="HOST:PORT,...",
     ),
-    _row("--image-min-tokens", "Fewest tokens of an image, where its projector can.", type=Number(1)),
-    _row("--image-max-tokens", "Most tokens of an image.  [default: the projector's]", type=Number(1)),
-    _row(
+    row("--image-min-tokens", "Fewest tokens of an image, where its projector can.", type=Number(1)),
+    row("--image-max-tokens", "Most tokens of an image.  [default: the projector's]", type=Number(1)),
+    row(
         "-fa --flash-attn",
         "Flash attention: auto, on, off.",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
         metavar="WHEN",
     ),
-    _row(
+    row(
         "-ctk --cache-type-k",
         "K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
         type=click.Choice(KV_TYPES),
         default="f16",
         metavar="TYPE",
     ),
-    _row(
+    row(
         "-ctv --cache-type-v",
         "V likewise. A quantized V needs flash attention.",
         type=click.Choice(KV_TYPES),
         default="f16",
         metavar="TYPE",
     ),
-    _row(
+    row(
         "--rope-scaling",
         f"none, linear, yarn.{_AS_MODEL}",
         type=click.Choice(["none", "linear", "yarn"]),
         metavar="KIND",
     ),
-    _row("--rope-freq-base", f"RoPE base.{_AS_MODEL}", type=_ABOVE_ZERO),
-    _row("--rope-freq-scale", f"RoPE scale.{_AS_MODEL}", type=_ABOVE_ZERO),
-    _row("--yarn-orig-ctx", f"Context YaRN starts from.{_AS_MODEL}", type=Number(0), default=0, show_default=False),
-    _row("--beyond-trained", "Allow more tokens than the model was trained for, RoPE scaling included.", is_flag=True),
-    _row("--chat-template-file", f"A chat template in Jinja.{_AS_MODEL}", type=FILE, metavar="FILE"),
-    _row(
+    row("--rope-freq-base", f"RoPE base.{_AS_MODEL}", type=_ABOVE_ZERO),
+    row("--rope-freq-scale", f"RoPE scale.{_AS_MODEL}", type=_ABOVE_ZERO),
+    row("--yarn-orig-ctx", f"Context YaRN starts from.{_AS_MODEL}", type=Number(0), default=0, show_default=False),
+    row("--beyond-trained", "Allow more tokens than the model was trained for, RoPE scaling included.", is_flag=True),
+    row("--chat-template-file", f"A chat template in Jinja.{_AS_MODEL}", type=FILE, metavar="FILE"),
+    row(
         "--carry/--no-carry",
         "Carry recurrent state through skills that do not begin a prompt.  [default: config.yaml's, else not]",
         default=None,

@@ -137,14 +137,10 @@ def is_usage(error: NotesError) -> bool:
     return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)
 
 
-def print_notice(notice: Notice) -> None:
-    output.say(worded(notice))
-
-
-def print_notices(event: object) -> None:
-    """Print an event that is a notice (`Callbacks.on_event`)."""
+def print_notice(event: object) -> None:
+    """Print an event if it is a notice (`Callbacks.on_event`)."""
     if isinstance(event, Notice):
-        print_notice(event)
+        output.say(worded(event))
 
 
 def print_callbacks() -> Callbacks:
@@ -156,4 +152,4 @@ def print_callbacks() -> Callbacks:
     ) -> AbstractContextManager[Progress]:
         return output.progress(label, unit, later=later)
 
-    return Callbacks(print_notices, watch)
+    return Callbacks(print_notice, watch)

@@ -17,7 +17,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, named, without_memory
-from notes_cli.commands.terminal import Decorated, option, piped_text, read_text
+from notes_cli.commands.terminal import Decorated, piped_text, read_text, row
 from notes_cli.errors import NotesError, Notice
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from notes_cli.runtime.request import Callbacks, Event, Request
     from notes_cli.runtime.workspace import Workspace
 
-_row = partial(partial, option)  # an option that is applied later
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 # Options for the first turn of a session only.
 _FIRST_TURN = ("fields", "system", "recompute", "decode", "place", "exact")
@@ -34,29 +33,29 @@ _SHARE = Number(0, 1, kind=float)
 _CONFIGURED = "  [default: config.yaml's for the model, else "
 # Options of a question, by the field of Request or of SamplerOptions that each sets.
 _QUESTION = {
-    "splice": _row(
+    "splice": row(
         "--splice",
         "A compiled skill, a segment file, or a text. Repeatable.",
         shell_complete=SKILLS,
         metavar="NAME",
         multiple=True,
     ),
-    "memory": _row(
+    "memory": row(
         "--memory",
         "A skill that is kept just before the question, as a profile of the user. A session remembers it.",
         once=True,
         shell_complete=SKILLS,
         metavar="NAME",
     ),
-    "images": _row(
+    "images": row(
         "--image",
         "An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
         type=click.Path(),
         multiple=True,
         metavar="FILE",
     ),
-    "system": _row("-s --system", "System text before the skills.", once=True, metavar="TEXT"),
-    "results": _row(
+    "system": row("-s --system", "System text before the skills.", once=True, metavar="TEXT"),
+    "results": row(
         "--result",
         "In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
         "standard input. Repeatable, in the order of the calls.",
@@ -64,7 +63,7 @@ _QUESTION = {
         multiple=True,
         metavar="TOOL=TEXT",
     ),
-    "errata": _row(
+    "errata": row(
         "--erratum",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
         "free text, before the question. Repeatable; of a field the last one wins.",
@@ -72,14 +71,14 @@ _QUESTION = {
         metavar="FIELD=VALUE",
         multiple=True,
     ),
-    "fields": _row(
+    "fields": row(
         "--field",
         "The same, by the default method of the model or that of --method. Repeatable.",
         shell_complete=FIELD_VALUES,
         metavar="FIELD=VALUE",
         multiple=True,
     ),
-    "method": _row(
+    "method": row(
         "--method",
         "How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
         f"recompute, stale.{_CONFIGURED}field+erratum]",
@@ -88,72 +87,72 @@ _QUESTION = {
     ),
 }
 _ANSWER = {
-    "max_tokens": _row(
+    "max_tokens": row(
         "-n --max-tokens --predict --n-predict",
         "At most so many tokens of answer, -1: until the answer or the context ends.",
         type=Number(1, special=-1),
         default=256,
     ),
-    "think": _row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
-    "max_think": _row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
-    "choices": _row("--choices", "Decide among these answers.", once=True, metavar="A,B,..."),
-    "json_schema": _row(
+    "think": row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
+    "max_think": row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
+    "choices": row("--choices", "Decide among these answers.", once=True, metavar="A,B,..."),
+    "json_schema": row(
         "-j --json-schema",
         "Answer with JSON that is valid by this schema: a file, or the schema itself.",
         once=True,
         metavar="FILE",
     ),
-    "grammar": _row(
+    "grammar": row(
         "--grammar",
         "Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
         once=True,
         rare=True,
         metavar="FILE",
     ),
-    "temperature": _row(
+    "temperature": row(
         "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
     ),
-    "top_k": _row("--top-k", "Sample from the k likeliest tokens, 0: all.", rare=True, type=Number(0), default=40),
-    "top_p": _row("--top-p", "Sample from the likeliest, p in all.", rare=True, type=_SHARE, default=0.95),
-    "min_p": _row("--min-p", "Not below p of the likeliest.", rare=True, type=_SHARE, default=0.05),
-    "repeat_penalty": _row(
+    "top_k": row("--top-k", "Sample from the k likeliest tokens, 0: all.", rare=True, type=Number(0), default=40),
+    "top_p": row("--top-p", "Sample from the likeliest, p in all.", rare=True, type=_SHARE, default=0.95),
+    "min_p": row("--min-p", "Not below p of the likeliest.", rare=True, type=_SHARE, default=0.05),
+    "repeat_penalty": row(
         "--repeat-penalty",
         "Penalty on repeated tokens, 1: none.",
         rare=True,
         type=Number(0, above=True, kind=float),
         default=1.0,
     ),
-    "seed": _row(
+    "seed": row(
         "--seed", "Seed for --temp above 0.  [default: random, shown in the JSON]", rare=True, type=Number(0, 2**32 - 1)
     ),
 }
 _SPLICE = {  # all are rare
-    "seam": _row(
+    "seam": row(
         "--seam",
         "Tokens to recompute at the start of a skill that is preceded by a different context than at compile time."
         f"{_CONFIGURED}1]",
         type=Number(0),
     ),
-    "place": _row(
+    "place": row(
         "--place",
         f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
         type=click.Choice(["early", "late"]),
     ),
-    "wording": _row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),
-    "strict": _row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
-    "exact": _row(
+    "wording": row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),
+    "strict": row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
+    "exact": row(
         "--exact",
         "Reuse a skill only where its cache is that of a prefill of the whole prompt, and decode it everywhere else.",
         is_flag=True,
     ),
-    "decode": _row(
+    "decode": row(
         "--decode",
         "Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
         shell_complete=SKILLS,
         metavar="NAME",
         multiple=True,
     ),
-    "recompute": _row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),
+    "recompute": row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),
 }
 QUESTION = {
     **_QUESTION,
@@ -320,12 +319,6 @@ def watch(
     return output.progress(label, unit, hidden=short or hidden, later=later)
 
 
-def _print_notice(notice: Notice) -> None:
-    from notes_cli.commands.remedies import print_notice  # imported for the few answers with notices
-
-    print_notice(notice)
-
-
 class _StreamedText:
     """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
@@ -372,7 +365,9 @@ class AnswerPrinter:
 
         def on_event(event: Event) -> None:
             if isinstance(event, Notice):
-                _print_notice(event)
+                from notes_cli.commands.remedies import print_notice  # imported for the few answers with notices
+
+                print_notice(event)
             elif isinstance(event, Text) and event.reasoning:
                 self.reasoning(event.text)
             elif isinstance(event, Text):

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -69,6 +70,9 @@ def option(
 ) -> Callable[[Decorated], Decorated]:
     """Return a decorator for an option with these flags and this text in help. `how`: for click and `cls`."""
     return click.option(*flags.split(), *([name] if name else []), cls=cls, **{"help": text, **how})
+
+
+row = partial(partial, option)  # an option in a table, to be applied later
 
 
 def flag_of(parameter: click.Parameter) -> str:

@@ -168,7 +168,6 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
         "media": media,
         "blocks": blocks,
         "moves": moves,
-        "batches": batches,
     }
     parts |= {"batches": batches, "stamp": stamp, "prefill": prefill, "prefix_only": first is not None, "layers": ()}
     tools = bool(number_of(keys, "tools"))

@@ -49,7 +49,7 @@ from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from notes_cli.text.messages import Conversation, ToolCall
-    from notes_cli.text.tools import Calls, ToolCallFormat, ToolCallStream
+    from notes_cli.text.tools import Calls
 
 
 def describe(prepared: Prepared, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Prefilled:
@@ -57,8 +57,7 @@ def describe(prepared: Prepared, sequence: KVSequence, cached: int = 0, shared: 
     that others share."""
     saved = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], prepared.prompt.segments)
     counts = replace(Counts.of(sequence), shared=shared)
-    seconds = time.perf_counter() - prepared.begun
-    return Prefilled(counts, tuple(sequence.pieces), prepared.settings, saved, seconds)
+    return Prefilled(counts, tuple(sequence.pieces), prepared.settings, saved, time.perf_counter() - prepared.begun)
 
 
 def prompt_task(
@@ -210,8 +209,8 @@ def generate_task(
     request, prompt, settings = prepared.request, prepared.prompt, prepared.settings
     recorder = None if request.likely is None else TokenRecorder(workspace.model, request.likely)
     talk = request.conversation
-    form = call_format(workspace, request, talk) if talk and talk.tools else None
-    calls = form and _call_stream(form, request)
+    tools = allowed_calls(workspace, request, talk) if talk and talk.tools else None
+    calls = tools and tools.stream()
     first: list[float] = []
 
     def tokens() -> tuple[Token, ...]:
@@ -229,8 +228,8 @@ def generate_task(
         """Return where a call begins; what follows is one in the form of a required call."""
         nonlocal calls
         place = calls.call_position if calls else -1
-        if place >= 0:
-            calls = _call_stream(None, request)
+        if tools and place >= 0:
+            calls = tools.stream(required=True)
             tokens()
         return place
 
@@ -241,7 +240,7 @@ def generate_task(
         stops=request.stops,
         on_token=recorder.chosen if recorder else None,
         grammar=prepared.grammar,
-        calls=_allowed_calls(form, request) if form and not request.must_call else None,
+        calls=None if request.must_call else tools,
         opened=not (talk and talk.tools),
         prefilled=prompt.is_raw or bool(talk and talk.prefill),
         call_begins=call_begins if request.call_grammar else None,
@@ -286,27 +285,16 @@ def generate_task(
     )
 
 
-def call_format(workspace: Workspace, request: Request, conversation: Conversation) -> ToolCallFormat | None:
-    """Return the format of tool calls in the answer; None if the model's is unknown."""
-    from notes_cli.text.tools import FORCED, form_of  # only for conversations with tools
+def allowed_calls(workspace: Workspace, request: Request, conversation: Conversation) -> Calls | None:
+    """Return the tools that the answer may call, with the format of calls; None if the model's is unknown."""
+    from notes_cli.text.tools import FORCED, Calls, form_of
 
     form = form_of(workspace.template.tool_source)
     if conversation.prefill and form:
-        return replace(form, bare="", waits="", prefix="")  # a call does not begin the answer
-    return FORCED if request.must_call else form
-
-
-def _allowed_calls(form: ToolCallFormat, request: Request) -> Calls:
-    from notes_cli.text.tools import Calls
-
-    return Calls(form, request.allowed)
-
-
-def _call_stream(form: ToolCallFormat | None, request: Request) -> ToolCallStream:
-    """Return a parser of calls in this format, or in that of a required call."""
-    from notes_cli.text.tools import FORCED, ToolCallStream
-
-    return ToolCallStream(form or FORCED, request.allowed)
+        form = replace(form, bare="", waits="", prefix="")  # a call does not begin the answer
+    elif request.must_call:
+        form = FORCED
+    return Calls(form, request.allowed or conversation.tools) if form else None
 
 
 @dataclass(slots=True)

@@ -61,16 +61,15 @@ def assemble_task(
     """As `assemble`, as a task of a loop without growing the context, for a prompt that is rendered: tokens before a
     splice are decoded together with those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed
     on failure. `runs`: of its texts after that prefix; each is taken out once it is placed, as its K/V takes memory."""
-    splice = prompt.splice
     names = {placed.source.name for placed in runs or ()}
     by_name = {segment.name: segment for segment in prompt.segments}
-    if splice:
+    if prompt.splice:
         for segment in prompt.segments:  # again: a larger context may rotate differently (LongRoPE)
             workspace.check(segment)
 
     start = 0 if begun is None else len(begun)
-    how: dict[str, Any] = {"seam": prompt.seam, "rotate": rotate, "strict": prompt.strict, "exact": prompt.exact}
-    how["dry"] = dry
+    how: dict[str, Any] = {"rotate": rotate, "dry": dry}
+    how |= {"seam": prompt.seam, "strict": prompt.strict, "exact": prompt.exact}
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
         present, last = start, len(prompt.chunks) - 1
@@ -87,14 +86,14 @@ def assemble_task(
                 yield from append_text(workspace, sequence, ids, runs or [], chunk.kind, chunk.name)
                 continue
             segment, changed = by_name[chunk.name], prompt.changes.get(chunk.name)
-            if segment.media and (not splice or chunk.name in prompt.decoded):
+            if segment.media and (not prompt.splice or chunk.name in prompt.decoded):
                 if len(ids) < len(segment):  # `begun` ends within it
                     raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
                 while sequence.pending and not dry:
                     yield [sequence]
                 embeddings = workspace.encode_images(segment, dry=dry)
                 sequence.append_image(embeddings, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
-            elif not splice or chunk.name in prompt.decoded:
+            elif not prompt.splice or chunk.name in prompt.decoded:
                 sequence.append_skill(ids, chunk.kind, chunk.name, Reason.NOT_SPLICED, present=skipped)
             elif changed and prompt.method.edits_rows:
                 amend(sequence, segment, changed, prompt.method, partial(place_segment, workspace, **how))
@@ -103,7 +102,7 @@ def assemble_task(
     except BaseException:
         sequence.close()
         raise
-    if splice and not dry:
+    if prompt.splice and not dry:
         pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
         record_uses(workspace, prompt.segments, pieces)
         for name in names:  # "" is no skill

@@ -93,7 +93,7 @@ def max_size(settings: Mapping[str, Any]) -> int | None:
 
 def save_model_defaults(model: str, chosen: Mapping[str, str], paths: config.Paths | None = None) -> Path:
     """Write defaults of a model into config.yaml, in addition to those it has, and return its path. Raises NotesError
-    if it cannot be written, or is laid out in another way."""
+    if it cannot be written, or has another form."""
     from notes_cli.documents import parse_yaml
     from notes_cli.library.safe_files import replacing
 

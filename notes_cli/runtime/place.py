@@ -56,6 +56,11 @@ class Policy:
     wording: str | None = None
 
 
+def values_in(skills: Iterable[Fielded]) -> dict[str, str]:
+    """Return the values in the texts of skills, by `skill.field`."""
+    return {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
+
+
 def skill_of(key: str) -> str:
     """Return the skill of a `skill.field`: names of skills have no dot."""
     return key.partition(".")[0]
@@ -75,7 +80,7 @@ def place(
     `errata`: new ones in order, of fields (read_errata) or free text. A question outside a session has no `before`.
     """
     known = known_fields(*skills)
-    texts = {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
+    texts = values_in(skills)
     last = messages[-1]
     copied = _skills_of(last)
     given = [(key_of(known, erratum), erratum) for erratum in errata]
@@ -144,8 +149,7 @@ def key_of(known: Known, erratum: Erratum) -> str:
 
 
 def erratum_of(known: Known, key: str, value: str) -> Erratum:
-    reference = known.find(key)[0]
-    return Erratum(reference.field, value, "", reference.skill if reference.shared else "")
+    return known.find(key)[0].erratum(value)
 
 
 def with_errata(message: Message, errata: Sequence[ErratumPart]) -> Message:

@@ -84,8 +84,10 @@ class Prompt:
 
     @cached_property
     def placed(self) -> tuple[Conversation, Corrections]:
-        """The conversation with its errata, and its corrections. The method's are those of new values."""
+        """The conversation with its errata, and its corrections. The method's are those of new values. Raises
+        NotesError for a conversation with other skills than the prompt."""
         if self.conversation:
+            _check_conversation(self, self.conversation)
             return self.conversation, Corrections()
         conversation = asking(
             self.question,
@@ -95,7 +97,7 @@ class Prompt:
             turns=self.turns,
             place=self.place,
         )
-        values = [Erratum(each.field, value, "", each.skill if each.shared else "") for each, value in self.values]
+        values = [reference.erratum(value) for reference, value in self.values]
         edits = {segment.name for segment in self.segments if self.method.edits_rows and not segment.media}
         states = self.method.appends_erratum or not self.fields
         policy = Policy(edits if self.fields else (), states, wording=self.wording)
@@ -107,8 +109,6 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     """Split a prompt into chunks; the last one is the question with the template's text around it. Raises NotesError
     for a conversation with other skills than the prompt."""
     template = workspace.thinking_template if prompt.think else workspace.template
-    if prompt.conversation:
-        _check_conversation(prompt, prompt.conversation)
     return build(template, prompt.placed[0])
 
 

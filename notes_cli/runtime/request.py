@@ -65,8 +65,9 @@ class Request:
     exact: Reuse K/V only where it equals that of a full prefill of the prompt, and decode the rest.
     stops: Texts that end the answer, without being part of it.
     likely: Log-probabilities of the answer's tokens, with so many alternatives to each; None: none.
-    conversation: Messages (text/messages.py) in place of question and system text; its SkillParts name `splice`.
-    allowed: The tools of the conversation that may be called.
+    conversation: Messages (text/messages.py) in place of question and system text, also tools and the beginning of the
+        answer. Its SkillParts name `splice`, its ErratumParts are the errata.
+    allowed: The tools of the conversation that may be called; none named: all.
     call_grammar: Grammar of a call that the model may begin; None: calls are unconstrained.
     must_call: `grammar` is that of a call.
     """

@@ -54,16 +54,11 @@ class Prepared:
     being open (time.perf_counter)."""
 
     request: Request  # with global errata
-    prompt: Prompt  # in a session that of the first turn
+    prompt: Prompt  # in a session that of the first turn; its segments: skills, then the memory, then images
     settings: Settings
     begun: float
     ready: float
     grammar: str | None = None  # constraint of the answer
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """Skills, then the memory, then images."""
-        return self.prompt.segments
 
 
 def resolve_request(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> Prepared:
@@ -125,6 +120,7 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
         shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
         decoded=_names_to_decode(request, segments),
         think=settings.think,
+        conversation=request.conversation,
         seam=settings.seam,
         splice=not request.recompute,
         strict=request.strict,
@@ -314,52 +310,42 @@ DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 
 
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    """Values used where the user names none, and the reason for the method."""
-
-    method: Method
-    wording: str
-    seam: int
-    place: str
-    why: str
-
-
 def parse_method(name: Method | str | None) -> Method | None:
     """Return the method of that name; None for the default. Raises NotesError for an unknown name."""
     return Method.parse(name) if isinstance(name, str) else name
 
 
-def defaults(workspace: Workspace) -> Defaults:
-    """Return the defaults of the model, by config.yaml, else safe ones. Raises NotesError for wrong values there."""
+def defaults(workspace: Workspace) -> Settings:
+    """Return the settings of the model in config.yaml, else safe ones, without a method. Raises NotesError for wrong
+    values there."""
     saved = workspace.configured
-    if "method" in saved:
-        method = Method.parse(saved["method"])
-        why = f"{method}: the default of this model in config.yaml"
-    else:
-        method, why = FIELD_ERRATUM, f"{FIELD_ERRATUM}: the default"
-    wording, seam = saved.get("wording", shipped_wordings()["default"]), int(saved.get("seam", DEFAULT_SEAM))
-    word(Erratum("", "", ""), wording)  # raises for an unknown one
-    return Defaults(method, wording, seam, saved.get("place", DEFAULT_PLACE), why)
+    wording = saved.get("wording", shipped_wordings()["default"])
+    word(Erratum("", "", ""), wording)  # raises for an unknown one, as the next line does for a method
+    default_method(workspace)
+    return Settings(False, wording, saved.get("place", DEFAULT_PLACE), int(saved.get("seam", DEFAULT_SEAM)))
 
 
-def few_tokens_follow(change: Change) -> bool:
-    """True if so few tokens follow the first changed one that all are better decoded."""
-    return len(change.tokens) - change.patches[0].first <= NEAR
+def default_method(workspace: Workspace) -> tuple[Method, str]:
+    """Return the method for new values where none is named, and the reason. Raises NotesError for an unknown one in
+    config.yaml."""
+    if "method" in workspace.configured:
+        method = Method.parse(workspace.configured["method"])
+        return method, f"{method}: the default of this model in config.yaml"
+    return FIELD_ERRATUM, f"{FIELD_ERRATUM}: the default"
 
 
 def choose(workspace: Workspace, changes: Sequence[Change], *, stated: bool = False) -> tuple[Method, str]:
     """Return a method that this model supports for these changes, and the reason. `stated`: an erratum was requested,
     so it must append one."""
-    default = defaults(workspace)
-    if stated and not default.method.appends_erratum:
-        default = replace(default, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
-    method, why = default.method, default.why
-    if not stated and changes and all(few_tokens_follow(change) for change in changes):
+    default = default_method(workspace)
+    if stated and not default[0].appends_erratum:
+        default = FIELD_ERRATUM, f"{FIELD_ERRATUM}: an erratum was asked for"
+    method, why = default
+    if not stated and changes and all(len(one.tokens) - one.patches[0].first <= NEAR for one in changes):
         method, why = SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
     reason = refusal(workspace.context, method, changes=changes)
     if reason is None:
         return method, why
-    if default.method.edits_rows and refusal(workspace.context, default.method, changes=changes) is None:
-        return default.method, default.why
+    if default[0].edits_rows and refusal(workspace.context, default[0], changes=changes) is None:
+        return default
     return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"

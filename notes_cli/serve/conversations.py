@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli.engine.segment import Segment
 from notes_cli.library.global_errata import GlobalErratum, holding
-from notes_cli.runtime.place import Corrections, Policy, erratum_of, key_of, place, skill_of, with_errata
+from notes_cli.runtime.place import Corrections, Policy, erratum_of, key_of, place, skill_of, values_in, with_errata
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.text.erratum import Erratum, known_fields, read_errata
 from notes_cli.text.messages import ErratumPart, ImagePart, Message, SkillPart
@@ -34,9 +34,8 @@ class ConversationState:
     skills: dict[str, Segment] = field(default_factory=dict)
     corrections: Corrections = field(default_factory=Corrections)
     in_place: Mapping[str, str] = field(default_factory=dict)  # values of the first turn in texts, by `skill.field`
-    errata: Mapping[int, tuple[ErratumPart, ...]] = field(
-        default_factory=dict
-    )  # by number of the client's message; -1: before
+    # By number of the client's message; -1: of a system message before it.
+    errata: Mapping[int, tuple[ErratumPart, ...]] = field(default_factory=dict)
     n_messages: int = 0
     n_global: int = 0  # global errata that existed
     client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
@@ -183,8 +182,7 @@ def add_errata(
     copied = {name for names in named[start:] for name in names if not skills[name].is_image} | added
 
     known = known_fields(*skills.values())
-    texts = {f"{skill.name}.{span.name}": span.value for skill in skills.values() for span in skill.fields}
-    texts |= before.in_place
+    texts = values_in(skills.values()) | dict(before.in_place)
     client = [(at, erratum) for at, text in enumerate(client_errata) for erratum in read_errata([text], known)]
     keys = [key_of(known, erratum) for _, erratum in client]
     errata: list[Erratum] = []

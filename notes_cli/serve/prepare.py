@@ -279,7 +279,7 @@ def _prepare_chat(
         # A template that encodes tool results cannot have a skill there: their text is decoded.
         other_roles = [role for role in roles if role != "tool"]
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
-    ready = _with_limits(state, request, prompt, Settings(think, settings.wording, settings.place, settings.seam))
+    ready = _with_limits(state, request, prompt, replace(settings, think=think))
     if request.tools and workspace.template.generic_tools:
         notice = f"{workspace.template.name} has no tools: the prompt describes them in a general form"
         ready.notices.append(Notice(notice))

@@ -36,7 +36,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
 from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.place import skill_of, without_superseded
-from notes_cli.runtime.resolve import NEAR, defaults
+from notes_cli.runtime.resolve import NEAR, default_method
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session_kv import SessionKV, follow
 from notes_cli.sessions.state import TRACE, Entry, Generated, SkillText, State, Turn
@@ -104,7 +104,7 @@ def has_image(state: State, name: str) -> bool:
 
 def edits_in_place(kv: SessionKV) -> bool:
     """Return True if the default for this model computes the K/V of new values in place."""
-    edits = defaults(kv.workspace).method.edits_rows
+    edits = default_method(kv.workspace)[0].edits_rows
     return edits and refusal(kv.workspace.context, FIELD_ERRATUM, session=True) is None
 
 
@@ -267,23 +267,21 @@ class Editor:
         """Return the method for this model and sequence, and the reason."""
         if has_image(self._state, target.skill):
             return ERRATUM, f"{ERRATUM}: {target.skill} has an image, and no rows of such a skill are edited"
-        changed, default = (
-            change(self._workspace.model, self._segment(target), {target.field: value}),
-            defaults(self._workspace),
-        )
+        changed = change(self._workspace.model, self._segment(target), {target.field: value})
+        default, why = default_method(self._workspace)
         stated = _full(target) in self._state.corrections.stated
         if changed is None:
             return ERRATUM, f"{ERRATUM}: the text has {target.key}={value} already, and an erratum gives another value"
-        if stated and not default.method.appends_erratum:
+        if stated and not default.appends_erratum:
             return FIELD_ERRATUM, f"{FIELD_ERRATUM}: an earlier erratum of {target.key} follows the text"
         following = len(self._state.tokens) - self._state.span(target.skill)[0] - changed.patches[0].first
         if following <= NEAR and not stated and not self._workspace.model.recurrent:
             return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
-        if default.method.reaches_end:
-            return SUFFIX, default.why
-        if not default.method.in_session:
-            return ERRATUM, f"{default.why}; {ERRATUM} instead: it is not for a session"
-        return default.method, default.why
+        if default.reaches_end:
+            return SUFFIX, why
+        if not default.in_session:
+            return ERRATUM, f"{why}; {ERRATUM} instead: it is not for a session"
+        return default, why
 
     def _edit(self, target: Reference, value: str, method: Method, chosen: str) -> Edited:
         state, kv = self._state, self._kv

@@ -31,6 +31,7 @@ from notes_cli.sessions.state import (
     FORMAT,
     ROWS,
     Header,
+    Op,
     OtherFormatError,
     Snapshot,
     SnapshotError,
@@ -114,7 +115,7 @@ class SessionFolder:
             raise SessionError(f"session {self.name} is held by the process that has opened it", "Fork it there")
 
     def commit(
-        self, op: str, what: str, state: State, files: Mapping[str, str], header: Header, *, for_good: bool = False
+        self, op: Op, what: str, state: State, files: Mapping[str, str], header: Header, *, for_good: bool = False
     ) -> None:
         """Write the next snapshot, which commits its operation. `for_good`: nothing before it is kept."""
         now, number = datetime.now(timezone.utc).strftime(TIME), max(self.numbers, default=0) + 1
@@ -126,9 +127,9 @@ class SessionFolder:
             self._write({number: snapshot})
 
     def _write(self, snapshots: Mapping[int, Snapshot]) -> None:
-        """Write snapshots, then remove what is not needed any more; if that fails, a later write does it."""
+        """Write snapshots, then remove the files that no snapshot needs; a later write retries a removal that fails."""
         self.check_held()
-        self.sweep(max(snapshots))  # a kill may have left what was forgotten for good
+        self.sweep(max(snapshots))  # a process that was killed may have left forgotten text
         try:
             for number, snapshot in snapshots.items():
                 with replacing(self.path(number)) as temporary:
@@ -139,8 +140,8 @@ class SessionFolder:
         self.sweep()
 
     def undo(self) -> dict[str, str]:
-        """Take the last operation back, or a damaged snapshot; return what it was. Raises SessionError if there is
-        none."""
+        """Undo the last operation, or remove a damaged snapshot; return the operation and its subject. Raises
+        SessionError if there is none."""
         self.check_held()
         last, undone = self.numbers[-1:], self._snapshot
         if len(self.numbers) < 2 or (undone and undone.first):

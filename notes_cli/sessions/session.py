@@ -1,6 +1,6 @@
 """Runs the turns of a session: places corrections, follows the changed conversation with the K/V, generates, commits.
 
-Edits are in edits.py, cuts in forget.py, the sequence in session_kv.py. A global erratum is stored in the library, and
+Edits and cuts are in edits.py, the sequence in session_kv.py. A global erratum is stored in the library, and
 corrects every session that has the skill.
 """
 
@@ -23,7 +23,7 @@ from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_o
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import assemble, place_segment, record_uses
 from notes_cli.runtime.open_skills import SkillRef
-from notes_cli.runtime.place import Policy, place
+from notes_cli.runtime.place import Policy, place, values_in
 from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, Result, changes_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
 from notes_cli.runtime.resolve import Prepared, constraint_of, global_errata, open_requested, resolve
@@ -48,10 +48,10 @@ from notes_cli.sessions.edits import (
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session_kv import SessionKV, follow, render, text_of
 from notes_cli.sessions.state import TRACE, Entry, Generated, Memory, SkillText, State, Turn
-from notes_cli.text.erratum import Erratum, describe_wildcards, known_fields, read_errata, unique_values
+from notes_cli.text.erratum import describe_wildcards, known_fields, read_errata, unique_values
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import Message, SkillPart, asking, results_of, user_message
+from notes_cli.text.messages import Message, SkillPart, results_of, user_message
 from notes_cli.text.skill import Skill
 from notes_cli.text.tools import calls_in, form_of
 
@@ -61,8 +61,8 @@ class _Draft:
     """A turn in progress."""
 
     turn: Turn
-    state: State  # with its skills and corrections, and with what it changed in the turns before it
-    patches: Sequence[Patch] = ()  # those changes
+    state: State  # after it: skills and corrections, and the turns before it with their errata cut out
+    patches: Sequence[Patch] = ()  # of the sequence, for the changes to those turns
     start: int = 0  # position where it begins
     since: int = 0  # `SessionKV.changes` at its start
     in_place: bool = False  # new values are in texts
@@ -125,6 +125,8 @@ class Session(AbstractContextManager["Session"]):
                 f"session {self.stored.name} has begun: system text, place, recompute, exact and decode belong to its "
                 "first turn, and fields are changed by edits"
             )
+        if request.conversation or request.stops:
+            raise SessionError("messages and stops do not go with a session: it has its own, and keeps whole answers")
         if request.results:
             self._check_results(request)
         grammar = constraint_of(self.workspace, request)
@@ -155,7 +157,7 @@ class Session(AbstractContextManager["Session"]):
         elif goes_on:
             sequence = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
-                segments=[segment for segment in draft.segments if segment is not memory],
+                segments=[segment for segment in draft.prompt.segments if segment is not memory],
                 memory=memory,
                 seam=settings.seam,
                 strict=request.strict,
@@ -255,21 +257,10 @@ class Session(AbstractContextManager["Session"]):
         """Begin the first turn with its prompt assembled in this sequence. Raises EngineError if that does not have the
         tokens of the conversation."""
         self._kv.hold(sequence)
-        shown, method = prompt.shown, prompt.method
-        conversation = asking(
-            prompt.question,
-            system=prompt.system,
-            skills=[segment.name for segment in prompt.segments if segment.name not in shown],
-            images=[segment.name for segment in prompt.segments if segment.name in shown],
-            place=prompt.place,
-        )
-        values = [Erratum(each.field, value, "", each.skill if each.shared else "") for each, value in prompt.values]
-        edits = {segment.name for segment in prompt.segments if method.edits_rows and not segment.media}
-        policy = Policy(edits if prompt.fields else (), method.appends_erratum, wording=prompt.wording)
-        messages, corrections = place(conversation.messages, prompt.segments, [*values, *prompt.errata], policy=policy)
-        changes = changes_of(self.workspace, prompt) if method.edits_rows else {}
+        conversation, corrections = prompt.placed
+        changes = changes_of(self.workspace, prompt) if prompt.method.edits_rows else {}
         skills = tuple(from_segment(segment, changes.get(segment.name)) for segment in prompt.segments)
-        turn = Turn(messages, reasoning="requested" if prompt.think else "none")
+        turn = Turn(conversation.messages, reasoning="requested" if prompt.think else "none")
         state = State(skills=skills, corrections=corrections)
         tokens = {segment.name: segment.tokens for segment in prompt.segments}
         tokens |= {name: changed.tokens for name, changed in changes.items()}
@@ -373,7 +364,7 @@ class Session(AbstractContextManager["Session"]):
             turns = [
                 replace(each, messages=tuple(_without(message, old) for message in each.messages)) for each in turns
             ]
-            compiled = {f"{memory.name}.{span.name}": span.value for span in memory.fields}
+            compiled = values_in([memory])
             outdated = [
                 f"{skill.name}.{span.name}"
                 for skill in state.skills
@@ -421,7 +412,7 @@ class Session(AbstractContextManager["Session"]):
             edits_and_cuts=(*rest.edits_and_cuts, *traces),
             moves=rest.moves + moved,
         )
-        texts = {f"{skill.name}.{span.name}": span.value for skill in rest.skills for span in skill.fields}
+        texts = values_in(rest.skills)
         computed = frozenset(key for key in corrections.in_place if texts.get(key) == corrections.values[key])
         stated = rest.corrections.stated | {part.key for part in turn.errata if part.key}
         rest = replace(rest, corrections=replace(corrections, in_place=computed, stated=stated))
@@ -485,7 +476,7 @@ class Session(AbstractContextManager["Session"]):
         return SessionError(message, "Ask again")
 
     def keep(self, answer: str = "", turn: int | None = None) -> None:
-        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if
+        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_Draft.since`, if
         another may have begun. Raises SessionError if the session was changed since the turn began."""
         draft = self._draft
         turn = draft.since if turn is None else turn
@@ -547,7 +538,7 @@ class Session(AbstractContextManager["Session"]):
         return Editor(self._kv).compact()
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
-        """Remove turns, reasoning and tool results (forget.py)."""
+        """Remove turns, reasoning and tool results (edits.py)."""
         return forget(self._kv, names, method, dry=dry)
 
     def undo(self) -> dict[str, str]:

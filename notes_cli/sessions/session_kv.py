@@ -27,7 +27,7 @@ from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.prompt import results_turn
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.state import Entry, Header, State, Turn, packed
+from notes_cli.sessions.state import Entry, Header, Op, State, Turn, packed
 from notes_cli.text.messages import Conversation
 from notes_cli.text.prompt import build, next_turn
 
@@ -102,7 +102,7 @@ class SessionKV:
             self.drop()
             raise
 
-    def commit(self, op: str, what: str, state: State, places: Sequence[Range], *, for_good: bool = False) -> None:
+    def commit(self, op: Op, what: str, state: State, places: Sequence[Range], *, for_good: bool = False) -> None:
         """Save the K/V at these positions of the sequence, then the snapshot that names the file: if the process is
         killed in between, nothing has happened. `for_good`: nothing before it is kept."""
         files = dict(self.stored.files)
@@ -285,7 +285,8 @@ class Part:
 
     @property
     def key(self) -> object:
-        """What tells equal parts: a skill by its name, as its values may change, and two images may have one token."""
+        """By which parts are compared: a skill's name, as its values may change and images may share tokens; else the
+        tokens."""
         return self.name if self.kind == "splice" else self.tokens
 
 
@@ -401,7 +402,7 @@ def _applicable(patches: Iterable[Patch], tokens: Sequence[int], images: Sequenc
 def _pieces(
     workspace: Workspace, before: State, after: State, layout: Sequence[Sequence[Part]], patches: Sequence[Patch]
 ) -> Iterator[Entry]:
-    """Yield the pieces of the laid out turns; how the K/V of each came about is that of the tokens that it had."""
+    """Yield a piece for each part of each turn, with the origin of its K/V from the pieces that its tokens were in."""
     shift = position_map(patches)
     old = [(shift(entry.position), shift(entry.end), entry) for entry in before.pieces]
     old = [(start, end, entry) for start, end, entry in old if start < end]

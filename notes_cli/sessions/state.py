@@ -3,7 +3,7 @@
 An operation changes the conversation and renders it (session_kv.py), and the K/V follows the difference of the tokens.
 
 A snapshot has the whole state after an operation: one JSON object, and the SHA-256 of its line (docs/format.md). Its
-values have the types of the dataclasses, and what they say of each other is checked: an imported one may be anyone's.
+values have the types of the dataclasses and must agree with each other: an imported one may be anyone's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import Image, Patch, Range, apply_patches, is_ascending, position_map, removed_images
 from notes_cli.engine.segment import FieldSpan, Identity
 from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.runtime.place import Corrections, is_superseded
-from notes_cli.text.erratum import Erratum, Known, known_fields, word
+from notes_cli.runtime.place import Corrections, is_superseded, values_in
+from notes_cli.text.erratum import Known, known_fields, word
 from notes_cli.text.messages import ErratumPart, Message, SkillPart, TextPart
 
 TRACE = "forgotten"  # kind of an entry that marks a cut
@@ -186,8 +186,7 @@ class State:
     @property
     def current(self) -> dict[str, str]:
         """The current value of each field, by `skill.field`."""
-        spans = {f"{skill.name}.{span.name}": span.value for skill in self.skills for span in skill.fields}
-        return spans | dict(self.corrections.values)
+        return values_in(self.skills) | dict(self.corrections.values)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -200,8 +199,7 @@ class State:
         pending = {}
         for name in self.corrections.pending:
             target = self.known.find(name)[0]
-            erratum = Erratum(target.field, self.corrections.values[name], "", target.skill if target.shared else "")
-            pending[target.key] = word(erratum)
+            pending[target.key] = word(target.erratum(self.corrections.values[name]))
         return pending
 
     def key(self, name: str) -> str:
@@ -312,13 +310,16 @@ class Header:
     model: str  # path of the model file, for display
 
 
+Op = Literal["begin", "turn", "edit", "compact", "forget"]
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A session after an operation: `op` is turn, edit, compact, forget or begin, `what` it was about, for people."""
+    """A session after an operation. `what` describes that."""
 
     format: int
     header: Header
-    op: str
+    op: Op
     what: str
     created: str  # UTC, as `time`
     time: str
@@ -439,7 +440,7 @@ def from_json(kind: Any, value: Any) -> Any:
         if value is None and type(None) in args:
             return None
         parts = [part for part in args if part in (TextPart, SkillPart, ErratumPart)]
-        if parts:  # of a message: told apart by their first member
+        if parts:  # of a message: the first member of each is its own
             return from_json(next((part for part in parts if fields(part)[0].name in value), int), value)
         (kind,) = (arg for arg in args if arg is not type(None))
         return from_json(kind, value)

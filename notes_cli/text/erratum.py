@@ -169,6 +169,10 @@ class Reference(NamedTuple):
         """True if other skills have a field of that name."""
         return self.key != self.field
 
+    def erratum(self, value: str) -> Erratum:
+        """Return the erratum that gives the field this value."""
+        return Erratum(self.field, value, "", self.skill if self.shared else "")
+
 
 class Known(Collection[str]):
     """Fields of some skills. `in` takes a reference to one or more of them; iterating gives the keys."""

@@ -112,6 +112,10 @@ class Calls:
         parsed = calls_in(answer, self.form, self.tools)
         return bool(parsed.calls) and not parsed.text
 
+    def stream(self, *, required: bool = False) -> ToolCallStream:
+        """Return a parser of an answer with calls, or of one `required` call."""
+        return ToolCallStream(FORCED if required else self.form, self.tools)
+
 
 class ToolCallStream:
     """Separates text from tool calls in a streamed answer."""

@@ -56,7 +56,7 @@ def bits(value: Any) -> Any:
 
 
 def same(one: Segment, other: Segment, *apart: str) -> bool:
-    """Equal in everything but what depends on the file and what is named."""
+    """Compare all attributes but those of the file, and those named."""
     names = {part.name for part in fields(Segment)} - OF_THE_FILE - set(apart)
     return all(bits(getattr(one, name)) == bits(getattr(other, name)) for name in names)
 

@@ -11,7 +11,7 @@ import pytest
 from samples import with_values
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import ERRATUM, METHODS, Method
+from notes_cli.editing.methods import ERRATUM, FIELD, METHODS, Method
 from notes_cli.errors import NotesError
 from notes_cli.measure.examination import (
     Cause,
@@ -47,7 +47,6 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import decide
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
-from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
@@ -266,9 +265,8 @@ def test_without_names_all_methods_are_tried(
     workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each once, and the default is that of config.yaml."""
-    found = Defaults(Method.parse("field"), "now", 1, "early", "field: 9 of 9")
-    monkeypatch.setattr("notes_cli.runtime.resolve.defaults", lambda workspace: found)
-    monkeypatch.setattr("notes_cli.runtime.resolve.few_tokens_follow", lambda change: False)
+    monkeypatch.setattr("notes_cli.runtime.resolve.default_method", lambda _: (FIELD, "field: 9 of 9"))
+    monkeypatch.setattr("notes_cli.runtime.resolve.NEAR", 0)
     edits = verify_edits(workspace, prompt, ["Why?"], [], choices=CHOICES)
     assert [one.method for one in edits.tried] == [*METHODS]
     assert (edits.default, edits.why, edits.named) == ("field", "field: 9 of 9", False)

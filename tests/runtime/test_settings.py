@@ -9,7 +9,7 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import DEFAULT_SEAM
-from notes_cli.runtime.resolve import choose, defaults
+from notes_cli.runtime.resolve import choose, default_method, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -27,9 +27,9 @@ def reopened(workspace: Workspace, settings: str, name: str | None = None) -> Wo
 def test_the_defaults_of_one_model_are_not_those_of_another(workspace: Workspace) -> None:
     assert defaults(workspace).seam == DEFAULT_SEAM
     with reopened(workspace, "method: recompute\nseam: 4", "another Q4_0") as other:
-        assert (defaults(other).method.name, defaults(other).seam) == ("field+erratum", DEFAULT_SEAM)
+        assert (default_method(other)[0].name, defaults(other).seam) == ("field+erratum", DEFAULT_SEAM)
     with reopened(workspace, "method: recompute\nseam: 4") as same:
-        assert (defaults(same).method.name, defaults(same).seam) == ("recompute", 4)
+        assert (default_method(same)[0].name, defaults(same).seam) == ("recompute", 4)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from notes_cli.engine.segment import Identity
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.state import Entry, Generated, Header, Rows, State, Turn, serialize
+from notes_cli.sessions.state import Entry, Generated, Header, Op, Rows, State, Turn, serialize
 from notes_cli.text.messages import user_message
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
@@ -34,7 +34,7 @@ def asked(*questions: str) -> State:
     return state
 
 
-def commit(stored: SessionFolder, state: State, op: str = "turn", *, for_good: bool = False) -> None:
+def commit(stored: SessionFolder, state: State, op: Op = "turn", *, for_good: bool = False) -> None:
     """Write a snapshot, and a file in the place of the K/V that is new in it."""
     stored.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     stored.next_rows.write_bytes(b"rows")

@@ -25,7 +25,6 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
-from notes_cli.runtime.resolve import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import Sessions
@@ -202,8 +201,7 @@ def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: 
     """By config.yaml, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
 
     def profile(method: str, why: str) -> None:
-        found = Defaults(Method.parse(method), "changed", 1, "early", why)
-        monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
+        monkeypatch.setattr("notes_cli.sessions.edits.default_method", lambda _: (Method.parse(method), why))
 
     with held(make()) as session:
         turn(session, skill, "Why?")
