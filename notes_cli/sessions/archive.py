@@ -134,7 +134,8 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
             continue
         if not snapshots:
             raise ArchiveError("it does not begin with a snapshot")
-        if info.name in seen or not any(info.name in snapshot.files for snapshot in snapshots.values()):
+        named = {name for snapshot in snapshots.values() for name in snapshot.files}
+        if info.name not in named - seen or info.name.replace(".gguf", ".json") not in snapshots:
             raise ArchiveError(f"{_printable_name(info)} does not belong in it")
         free = shutil.disk_usage(folder).free
         if info.size > free:
