@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
-from functools import cache
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar
 
 from notes_cli.engine.gguf import FormatError
 from notes_cli.engine.segment import (
@@ -25,6 +25,7 @@ from notes_cli.engine.segment import (
     Tokens,
     quantized,
 )
+from notes_cli.library.records import from_json
 
 FORMAT = 1
 KIND = "segment"
@@ -117,13 +118,9 @@ def _json_of(keys: Keys, key: str, read: Callable[[Any], T], default: T) -> T:
         raise FormatError(f"notes.{key} cannot be read") from error
 
 
-def _records_of(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return a list of records of numbers and texts."""
-    return _json_of(keys, key, lambda data: tuple(record(kind, entry) for entry in data), ())
-
-
-def _numbers_of(keys: Keys, key: str) -> tuple[int, ...]:
-    return _json_of(keys, key, lambda data: tuple(map(_whole, data)), ())
+def _list_of(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
+    """Return a list of numbers or records; empty without the key."""
+    return _json_of(keys, key, partial(from_json, tuple[kind, ...]), ())  # type: ignore[valid-type]
 
 
 def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
@@ -138,14 +135,13 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
     texts |= {key: text_of(keys, key, default) for key, default in OPTIONAL.items()}
     _check(texts["kv"] in STORED_TYPES, f"notes.kv is {texts['kv'][:40]!r}, which is not known")
     text_of(keys, "fields")
-    fields, media = _records_of(keys, "fields", FieldSpan), _records_of(keys, "media", Media)
+    fields, media = _list_of(keys, "fields", FieldSpan), _list_of(keys, "media", Media)
     _check(all(_fits(span, texts["text"], n) for span in fields), "its fields do not fit its text")
-    blocks, no_batches = _numbers_of(keys, "blocks"), tuple[MicroBatches, ...]()
-    batches = _json_of(keys, "batches", _batches, no_batches)
+    blocks, batches = _list_of(keys, "blocks", int), _list_of(keys, "batches", MicroBatches)
     if "blocks" in keys:
         right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
         _check(first is None and right, "its blocks do not fit its tokens")
-    moves = _numbers_of(keys, "moves") if "moves" in keys else (0,) * len(blocks)
+    moves = _list_of(keys, "moves", int) if "moves" in keys else (0,) * len(blocks)
     _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
     if "media" in keys:
         right = bool(media) and all(image.last <= after.first for image, after in pairwise(media))
@@ -154,9 +150,9 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
         right = all(min(batch) > 0 and max(batch) < POSITIONS for batch in batches)
         right = right and sum(batch.rows for batch in batches) == len(context) + n
         _check(right, "notes.batches does not fit its tokens")
-    stamp = _numbers_of(keys, "source.stamp")
+    stamp = _list_of(keys, "source.stamp", int)
     _check(len(stamp) in (0, 3, 4), "notes.source.stamp holds neither three numbers nor four")
-    prefill = _json_of(keys, "prefill", lambda data: record(Prefill, data), None)
+    prefill = _json_of(keys, "prefill", partial(from_json, Prefill), None)
     if prefill is not None:
         right = all(0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
         right = right and 0 <= prefill.seconds < 1e9
@@ -176,45 +172,21 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
 
 def heads_of(keys: Keys) -> dict[int, int]:
     """Return the rows of the matrix of each head, by layer whose transition is a matrix."""
-    sizes = _json_of(keys, "carry.heads", lambda data: {int(layer): _whole(size) for layer, size in data.items()}, None)
-    _check(sizes is not None, "notes.carry does not fit its tokens")
+    sizes = _json_of(keys, "carry.heads", partial(from_json, Mapping[str, int]), None)
+    _check(sizes is not None and all(map(str.isdecimal, sizes)), "notes.carry does not fit its tokens")
     assert sizes is not None
     right = all(0 < size < POSITIONS for size in sizes.values())
     _check(right, "notes.carry.heads does not hold the sizes of heads")
-    return sizes
+    return {int(layer): size for layer, size in sizes.items()}
 
 
 def places_of(keys: Keys, text: str) -> tuple[Place, ...]:
     """Return the places of the images."""
-    found = _records_of(keys, "pictures.places", Place)
+    found = _list_of(keys, "pictures.places", Place)
     right = all(0 <= one.start < one.end <= len(text) and one.byte >= 0 and one.size > 0 for one in found)
     right = right and all(one.end <= after.start for one, after in pairwise(found))
     _check(right, "notes.pictures.places does not fit its text")
     return found
-
-
-def record(kind: type[T], data: Any) -> T:
-    """Make a record of a JSON object or list. Raises TypeError unless its values have the types of its attributes;
-    a number may be whole."""
-    made = kind(**data) if isinstance(data, dict) else kind(*data)
-    for name, wanted in _types(kind).items():
-        found = type(getattr(made, name))
-        if found is not wanted and (found, wanted) != (int, float):
-            raise TypeError(f"{name} is {found}, not {wanted}")
-    return made
-
-
-_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-
-def _whole(number: Any) -> int:
-    if type(number) is not int:
-        raise TypeError(f"{number!r} is no whole number")
-    return number
-
-
-def _batches(data: Any) -> tuple[MicroBatches, ...]:
-    return tuple([MicroBatches(*map(_whole, numbers)) for numbers in data])
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
