@@ -369,7 +369,7 @@ def differences(workspace: Workspace, segment: Segment) -> list[str]:
 def _verify(workspace: Workspace, source: Path, segment: Segment, progress: Progress | None) -> RowCheck:
     """Compare the file's K/V with a prefill. Raises SegmentError for a mismatch."""
     try:
-        check = check_rows(workspace, segment, progress=progress)
+        check = check_rows(workspace, segment, progress)
     except EngineError as error:  # NaN, or other shapes
         raise SegmentError(f"{source} cannot be used: {error.what}", error.remedy) from error
     if not check.right:
