@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from bench import readme
 from notes_cli import api
 from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, SessionError, SkillError
-from notes_cli.measure.examination import Examination
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
 from notes_cli.runtime.request import Callbacks, Request
@@ -159,9 +157,6 @@ def test_keywords_are_those_of_the_requests() -> None:
     rare = {"question", "bias", "dry_sequence_breakers", "allowed", "call_grammar", "must_call", *RANGES} - common
     assert set(api.Asking.__annotations__) | rare == named
     assert not rare & set(api.Asking.__annotations__)
-    named = {one.name for one in fields(Examination)}
-    assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "callbacks"}
-    assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "callbacks"}
 
 
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
@@ -249,8 +244,7 @@ def test_errata_and_lists_in_any_form(model: notes.Model, skill: Skill) -> None:
     assert plan.counts.erratum == wanted.counts.erratum
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
     assert corrected.errata == ("date=2026-07-01",)
-    examined = model.verify(Examination([segment], [QUESTION], ["date=2026-07-01"]))
-    assert [case.errata for case in examined.cases] == [(), ("date=2026-07-01",)] and model.workspace.context.used == 0
+    assert model.workspace.context.used == 0
     for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
         for wrong in ({name: "2026-07-01"}, {name: "2"}):
             with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):

@@ -228,7 +228,10 @@ def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None
         *(edited, checked, notes.Callbacks(), notes.SamplerOptions(), notes.Request(QUESTION, splice=[returns])),
         *(model.explain(QUESTION), notes.load_skill(str(SAMPLES / "returns"))),
         *(model.bring_up_to_date(SAMPLES / "returns"), model.ask(QUESTION, choices=CHOICES)),
-        *(model.verify([returns], **how), model.verify_edits([returns], {"date": "2026-07-01"}, ["suffix"], **how)),
+        *(
+            model.verify([returns], **how),
+            model.verify([returns], fields={"date": "2026-07-01"}, methods=["suffix"], **how),
+        ),
     ):
         assert "\n" not in repr(one) and "array(" not in repr(one) and " at 0x" not in repr(one)
         assert repr(one).startswith(type(one).__name__)
