@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from notes_cli.measure.examination import Examination
 from samples import SAMPLES
 
 import notes_cli as notes
@@ -85,9 +84,6 @@ def test_signatures_list_every_option() -> None:
         options = {name: shown[name].default for name in shown.keys() & defaults.keys() - {"question"}}
         assert options == {name: value for name, value in defaults.items() if name not in rare | rules}
         assert not [one for one in shown.values() if one.kind is Parameter.VAR_KEYWORD]
-    examined = {one.name for one in fields(Examination)} | {"self", "callbacks"}
-    assert {*signature(notes.Model.verify_edits).parameters} == examined
-    assert {*signature(notes.Model.verify).parameters} == examined - {"fields", "methods"}
 
 
 def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> None:
