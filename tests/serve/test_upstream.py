@@ -19,7 +19,7 @@ from samples import SAMPLES
 from notes_cli.errors import NotesError
 from notes_cli.library.store import Library
 from notes_cli.serve import upstream
-from notes_cli.serve.app import Options
+from notes_cli.serve.prepare import Options
 from notes_cli.serve.server import listen, serve
 from notes_cli.serve.skill_texts import Placer, SkillTexts
 from notes_cli.serve.upstream import Target, Upstream
