@@ -102,7 +102,7 @@ class PreparedRequest:
     max_new: int = 0  # most generated tokens, with reasoning
     reasoning_end: int = 0  # of these, those for the end of the reasoning
     lookahead: int = 0  # cells to score its longest choice
-    conversation: ConversationState | None = None  # after this turn
+    conversation: ConversationState[Segment] | None = None  # after this turn
     digests: Sequence[bytes] = ()  # of its messages (conversations.py)
 
 
@@ -125,7 +125,7 @@ class ServerState:
     workspace: Workspace
     segment_cache: SegmentCache
     scheduler: Scheduler  # only for the decode thread, but for its prefixes' layouts
-    conversations: Conversations
+    conversations: Conversations[Segment]
     errata: GlobalErrata | None  # None: this library has none
     names: Sequence[str]  # of the model
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
@@ -293,7 +293,8 @@ def _prepare_chat(
     editable = {name for name, segment in skills.items() if name not in in_messages and not segment.media}
     placed = _with_skills(messages, list(map(SkillPart, named)), settings.place)
     global_errata = state.errata.all() if state.errata and skills else ()
-    given = earlier, placed, skills, global_errata, request.notes.errata, settings.wording
+    with_fields = {name: segment for name, segment in skills.items() if not segment.is_image}
+    given = earlier, placed, with_fields, global_errata, request.notes.errata, settings.wording
     add = partial(add_errata, *given, head=len(placed) > len(messages))
     messages, now = add(editable=editable)
     prompt = Prompt("", list(skills.values()), think=think, fields=now.in_place, method=FIELD)
