@@ -98,11 +98,10 @@ class Prompt:
             turns=self.turns,
             place=self.place,
         )
-        values = [reference.erratum(value) for reference, value in self.values]
-        edits = {segment.name for segment in self.segments if self.method.edits_rows and not segment.media}
+        errata = [*(reference.erratum(value) for reference, value in self.values), *self.errata]
+        edits = self.segments if self.fields and self.method.edits_rows else ()
         states = self.method.appends_erratum or not self.fields
-        policy = Policy(edits if self.fields else (), states, wording=self.wording)
-        errata = [*values, *self.errata]
+        policy = Policy({segment.name for segment in edits if not segment.media}, states, wording=self.wording)
         messages, corrections = place(conversation.messages, self.segments, errata, policy=policy, known=self.known)
         return replace(conversation, messages=messages), corrections
 

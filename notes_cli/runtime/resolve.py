@@ -103,10 +103,7 @@ def resolve(
     settings, prompt = _settings(workspace, request, segments), Prompt(request.question, segments)
     if not goes_on:
         prompt = _prompt(request, segments, settings, known)
-        method, why = _method(workspace, request, prompt, stated)
-        if method is None and request.method not in (None, ERRATUM) and request.errata:
-            text = f"the edit method {request.method} has no effect: no erratum gives a field a value"
-            callbacks.on_event(Notice(text))
+        method, why = _method(workspace, request, prompt, stated, callbacks.on_event)
         settings, prompt = replace(settings, method=method, why=why), replace(prompt, method=method or ERRATUM)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
@@ -225,8 +222,8 @@ def _settings(workspace: Workspace, request: Request, segments: Sequence[Segment
         word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
     default = defaults(workspace)
-    seam = default.seam if request.seam is None else request.seam
-    return Settings(think, request.wording or default.wording, request.place or default.place, seam)
+    wording, place = request.wording or default.wording, request.place or default.place
+    return Settings(think, wording, place, default.seam if request.seam is None else request.seam)
 
 
 def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
@@ -242,10 +239,14 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
             raise NotesError(text, Help.SHORTER_SEAM())
 
 
-def _method(workspace: Workspace, request: Request, prompt: Prompt, stated: bool) -> tuple[Method | None, str | None]:
+def _method(
+    workspace: Workspace, request: Request, prompt: Prompt, stated: bool, say: Say
+) -> tuple[Method | None, str | None]:
     """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
     erratum."""
     if not request.fields:
+        if request.method not in (None, ERRATUM) and request.errata:
+            say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
         return None, None
     if request.method:
         if request.exact and request.method.in_place:
@@ -285,6 +286,8 @@ def _notify_fields(request: Request, known: Known, say: Say) -> None:
 
 def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     """Return the names of skills to decode. Raises SkillError for one that is not in `splice`."""
+    if not request.decode:
+        return frozenset()
     names = {name.name: name.name for name in segments}
     words = zip(request.splice, segments, strict=False)
     names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
