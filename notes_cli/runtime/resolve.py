@@ -100,8 +100,14 @@ def resolve(
             fields, errata = as_new_values(request.errata, request.fields, known)
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, callbacks.on_event, goes_on, stated)
-    prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings, known)
+    settings, prompt = _settings(workspace, request, segments), Prompt(request.question, segments)
+    if not goes_on:
+        prompt = _prompt(request, segments, settings, known)
+        method, why = _method(workspace, request, prompt, stated)
+        if method is None and request.method not in (None, ERRATUM) and request.errata:
+            text = f"the edit method {request.method} has no effect: no erratum gives a field a value"
+            callbacks.on_event(Notice(text))
+        settings, prompt = replace(settings, method=method, why=why), replace(prompt, method=method or ERRATUM)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
 
@@ -115,7 +121,7 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
         request.system,
         settings.wording,
         fields=request.fields,
-        method=settings.method or ERRATUM,
+        known=known,
         place=settings.place,
         shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
         decoded=_names_to_decode(request, segments),
@@ -211,15 +217,8 @@ def _add_global_errata(
     return replace(request, errata=(*added, *request.errata))
 
 
-def _settings(
-    workspace: Workspace,
-    request: Request,
-    segments: Sequence[Segment],
-    say: Say,
-    goes_on: bool,
-    stated: bool,
-) -> Settings:
-    """`stated`: a new value comes from an erratum."""
+def _settings(workspace: Workspace, request: Request, segments: Sequence[Segment]) -> Settings:
+    """Return the settings without a method."""
     if request.seam:
         _check_seam(request.seam, segments)
     if request.wording:
@@ -227,10 +226,7 @@ def _settings(
     think = requests_reasoning(workspace, request.think, request.max_think)
     default = defaults(workspace)
     seam = default.seam if request.seam is None else request.seam
-    method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
-    if request.method not in (None, ERRATUM) and request.errata and not request.fields and not goes_on:
-        say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
-    return Settings(think, request.wording or default.wording, request.place or default.place, seam, method, why)
+    return Settings(think, request.wording or default.wording, request.place or default.place, seam)
 
 
 def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
@@ -246,9 +242,7 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
             raise NotesError(text, Help.SHORTER_SEAM())
 
 
-def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
-) -> tuple[Method | None, str | None]:
+def _method(workspace: Workspace, request: Request, prompt: Prompt, stated: bool) -> tuple[Method | None, str | None]:
     """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
     erratum."""
     if not request.fields:
@@ -260,7 +254,6 @@ def _method(
         return request.method, None
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
-    prompt = Prompt(request.question, segments, fields=request.fields, think=think)
     method, why = method_for(workspace, prompt, stated=stated)
     if request.exact and method.in_place:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
