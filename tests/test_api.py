@@ -12,8 +12,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,7 @@ from samples import SAMPLES
 import notes_cli as notes
 from bench import readme
 from notes_cli import api
-from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, SessionError, SkillError
-from notes_cli.measure.examination import Examination
-from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
 from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart
@@ -152,18 +147,6 @@ def test_importing_loads_nothing() -> None:
         notes.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_keywords_are_those_of_the_requests() -> None:
-    """Every option of Request and SamplerOptions is a keyword, except rare ones of sampling."""
-    named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
-    common = {"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty"}
-    rare = {"question", "bias", "dry_sequence_breakers", "allowed", "call_grammar", "must_call", *RANGES} - common
-    assert set(api.Asking.__annotations__) | rare == named
-    assert not rare & set(api.Asking.__annotations__)
-    named = {one.name for one in fields(Examination)}
-    assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "callbacks"}
-    assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "callbacks"}
-
-
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     """Returns the segment, new or up to date, of a text, a Skill or a folder; warnings are notices."""
     segment = model.compile(skill)
@@ -194,22 +177,6 @@ def test_what_no_skill_is_compiled_as(model: notes.Model, skill: Skill) -> None:
         with pytest.raises(NotesError, match=r"rows cannot be kept as|a skill is compiled in 1 block or more"):
             model.compile(skill, **how)
     assert model.segment("returns").kv == "f16" and model.bring_up_to_date(skill).reasons == ()
-
-
-def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
-    """By keywords or by a request; its `str` is its text; probabilities are of the choices."""
-    segment = model.compile(skill)
-    request = Request("Why?", [segment], ["date=2026-07-01"], max_tokens=8)
-    wanted = ask(model.workspace, request)
-    found = model.ask("Why?", splice=[segment], errata=["date=2026-07-01"], max_tokens=8)
-    assert str(found) == found.text == wanted.text == model.ask(request).text and found.pieces == wanted.pieces
-    assert found.choice is None and found.probabilities == {}
-    chosen = model.ask(request, choices=CHOICES)
-    assert chosen.choice in CHOICES and sum(chosen.probabilities.values()) == pytest.approx(1)
-    assert set(chosen.probabilities) == set(CHOICES) and chosen.counts == wanted.counts
-    plan = model.explain("Why?", splice=["returns"])
-    less = {"total": plan.counts.total, "decoded": plan.counts.decoded, "erratum": 0, "rewritten": 0}
-    assert wanted.counts.rewritten and plan.counts == replace(wanted.counts, **less)
 
 
 def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
@@ -245,18 +212,13 @@ def test_errata_and_lists_in_any_form(model: notes.Model, skill: Skill) -> None:
         assert (found.counts, found.text) == (wanted.counts, wanted.text)
     how: dict[str, Any] = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
     assert [str(one) for one in model.ask_many([QUESTION] * 3, **how)] == [str(wanted)] * 3
-    plan = model.explain(QUESTION, splice=["returns"], errata={"date": "2026-07-01"})
-    assert plan.counts.erratum == wanted.counts.erratum
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
     assert corrected.errata == ("date=2026-07-01",)
-    examined = model.verify(Examination([segment], [QUESTION], ["date=2026-07-01"]))
-    assert [case.errata for case in examined.cases] == [(), ("date=2026-07-01",)] and model.workspace.context.used == 0
+    assert model.workspace.context.used == 0
     for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
         for wrong in ({name: "2026-07-01"}, {name: "2"}):
             with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
                 model.ask(Request(QUESTION, splice=["returns"], errata=wrong))  # type: ignore[arg-type]
-    with pytest.raises(SkillError, match="no erratum wording 'nope'"):
-        model.ask(QUESTION, splice=[segment], wording="nope")
 
 
 def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:

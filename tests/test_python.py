@@ -22,6 +22,7 @@ from samples import SAMPLES
 import notes_cli as notes
 from bench import readme
 from notes_cli.engine.interrupts import Cancelled, Stop
+from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, SkillError, TakenError
 from tests.events import on
 
@@ -66,19 +67,22 @@ def test_the_names_of_the_package_are_shown() -> None:
 
 
 def test_signatures_list_every_option() -> None:
-    """With the defaults that a request and its sampling have."""
+    """Of a request and its sampling, but for rare ones, with their defaults, by name."""
     request, sampling = notes.Request("?"), notes.SamplerOptions()
+    defaults = {one.name: getattr(of, one.name) for of in (sampling, request) for one in fields(of)} | {
+        "sampling": None
+    }
+    rules = {"question", "allowed", "call_grammar", "must_call"}
+    rare = {*RANGES, "bias", "dry_sequence_breakers"} - {
+        *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty")
+    }
     for method in (
         *(getattr(notes.Model, name) for name in ("ask", "stream", "ask_many", "explain", "aask", "astream")),
         *(getattr(notes.Session, name) for name in ("ask", "stream", "aask", "astream")),
     ):
         shown = signature(method).parameters
-        for one in fields(notes.Request):
-            if one.name not in ("question", "sampling", "allowed", "call_grammar", "must_call"):
-                assert shown[one.name].default == getattr(request, one.name)
-        for one in fields(notes.SamplerOptions):
-            if one.name in shown:
-                assert shown[one.name].default == getattr(sampling, one.name)
+        options = {name: shown[name].default for name in shown.keys() & defaults.keys() - {"question"}}
+        assert options == {name: value for name, value in defaults.items() if name not in rare | rules}
         assert not [one for one in shown.values() if one.kind is Parameter.VAR_KEYWORD]
 
 
@@ -228,7 +232,10 @@ def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None
         *(edited, checked, notes.Callbacks(), notes.SamplerOptions(), notes.Request(QUESTION, splice=[returns])),
         *(model.explain(QUESTION), notes.load_skill(str(SAMPLES / "returns"))),
         *(model.bring_up_to_date(SAMPLES / "returns"), model.ask(QUESTION, choices=CHOICES)),
-        *(model.verify([returns], **how), model.verify_edits([returns], {"date": "2026-07-01"}, ["suffix"], **how)),
+        *(
+            model.verify([returns], **how),
+            model.verify([returns], fields={"date": "2026-07-01"}, methods=["suffix"], **how),
+        ),
     ):
         assert "\n" not in repr(one) and "array(" not in repr(one) and " at 0x" not in repr(one)
         assert repr(one).startswith(type(one).__name__)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from notes_cli.runtime.workspace import Workspace
 
 from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here, snapshot
-from .test_batch import answers, lines
 
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
@@ -81,18 +78,6 @@ def test_the_defaults_of_the_model_hold(notes: Notes, compiled: Path, model: Pat
         (home / "config.yaml").write_text(f"defaults:\n  {name}:\n    {wrong}\n")
         outcome = notes(*ask[:-1])
         assert outcome.code and message in outcome.err, outcome.err
-
-
-def test_choices(notes: Notes, compiled: Path) -> None:
-    """The likeliest answer is printed and chosen; probabilities are of all answers and sum to 1, prefixes too."""
-    for choices in ("yes,no", " no , not sure,no one"):
-        ask = ("ask", "Why?", "--splice", "returns", "--choices", choices)
-        result = notes(*ask, "--json").json
-        probabilities = result["probabilities"]
-        assert list(probabilities) == [choice.strip() for choice in choices.split(",")]
-        assert math.isclose(sum(probabilities.values()), 1.0) and result["tokens"]["answer"] == 0
-        assert result["choice"] == result["answer"] == max(probabilities, key=probabilities.__getitem__)
-        assert notes(*ask).out == result["choice"] + "\n"
 
 
 def test_explain_computes_nothing(
@@ -166,28 +151,6 @@ def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None
         jsonschema.validate(json.loads(outcome.out), SCHEMA)
         assert "cut" not in outcome.err
     assert found[0].out == found[1].out and drawn[0].out == drawn[1].out
-
-
-def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
-    """A line has its own form, or that of the command; a bad one spoils no other."""
-    asked = lines(
-        '"Which?"',
-        {"question": "Which?", "json_schema": {"enum": ["x"]}},
-        {"question": "Which?", "grammar": 'root ::= "y"'},
-        {"question": "Which?", "choices": ["no", "yes"]},
-        {"question": "Which?", "json_schema": {"not": {}}},
-        {"question": "Which?", "grammar": "answer.gbnf"},
-        {"question": "Which?", "json_schema": "answer.json"},
-        {"question": "Which?", "grammar": "root ::= nothing"},
-        {"question": "Which?", "grammar": 'root ::= "y"', "choices": ["no", "yes"]},
-    )
-    found = notes("ask", "--grammar", 'root ::= "z"', "--batch", "-", stdin=asked)
-    assert found.code == 1
-    got = answers(found)
-    assert [line["answer"] for line in got[:4]][:3] == ["z", '"x"', "y"] and got[3]["choice"] in ("no", "yes")
-    errors = ("Unsatisfiable", "not the name of a file", "must be an object, or true", "no rule nothing", "one of:")
-    for line, says in zip(got[4:], errors, strict=True):
-        assert says in line["error"]["message"]
 
 
 Script = Callable[..., None]
@@ -281,49 +244,3 @@ def test_a_session_remembers_its_reasoning() -> None:
     assert run_here("session", "undo", "mine").code == 0
     total = run_here("session", "show", "mine", "--json").json["tokens"]
     assert total == sum(piece["tokens"] for piece in pieces[:-2])
-
-
-MOVED = ("-s", "You work for Harbor Books.")
-CASES: dict[str, Any] = {
-    "May I return this?": ("date=2026-07-01", "accepted", "refused"),
-    "What is the shipping?": ("tier=silver", "free", "reduced"),
-    "What is the approval?": ("amount=900", "automatic", "manual"),
-}
-
-
-@pytest.fixture
-def shipped_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample skill, compiled for the model that ships."""
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    assert run_here("compile", SAMPLES / "returns").code == 0
-
-
-def test_decisions_of_the_shipped_model(shipped_returns: None) -> None:
-    """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it. A method
-    without new values is noticed."""
-    assert shipped_model().stat().st_size <= 10_000_000
-    for (question, (field, old, new)), system in zip(CASES.items(), ((), MOVED, MOVED), strict=True):
-        ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", *system)
-        for method in ("stale", "field"):
-            assert run_here(*ask, "--method", method).out.strip() == old
-        for method in ("erratum", "field+erratum", "suffix", "recompute"):
-            assert run_here(*ask, "--method", method).out.strip() == new
-    ask = ("ask", "Why?", "--splice", "returns", "-n", "2", "--method", "suffix", "--erratum")
-    assert "the edit method suffix has no effect" in run_here(*ask, "The shop has moved.").err
-    assert "no effect" not in run_here(*ask, "tier=basic").err
-
-
-def test_a_correction_for_all_reaches_every_question(shipped_returns: None) -> None:
-    """A question's own errata and edits override `notes edit --all`; the text's value withdraws it."""
-    ask = ("ask", "May I return this?", "--splice", "returns")
-    assert run_here("edit", "--all", "--field", "returns.date=2026-07-01").code == 0
-    for more in ((), ("--recompute",), ("--session", "mine")):
-        done = run_here(*ask, *more)
-        assert done.out == "refused\n" and "date is 2026-07-01: a correction for all sessions" in done.err, more
-    batch = run_here("ask", "--batch", "-", "--splice", "returns", stdin='"May I return this?"')
-    assert '"answer": "refused"' in batch.out and "erratum" in run_here(*ask, "--explain").out
-    for own in (("--erratum",), ("--field",), ("--method", "field", "--field")):
-        assert run_here(*ask, *own, "date=2026-05-02").out == "accepted\n", own
-    assert run_here("edit", "--all", "--field", "returns.date=2026-05-01").code == 0
-    last = run_here(*ask)
-    assert last.out == "accepted\n" and "for all" not in last.err

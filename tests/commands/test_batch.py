@@ -37,39 +37,28 @@ def same(line: Any) -> Any:
     return tokens, [line[key] for key in ("answer", "choice", "stopped", "reasoning", "pieces", "sampling")]
 
 
-def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """A string or an object, with options of its own or those of the command; from a file or standard input."""
-    source = tmp_path / "questions.jsonl"
-    source.write_text(
-        lines(
-            '"Why?"',
-            {"question": "Où, 日本?", "id": {"a": [1]}, "max_tokens": 3},
-            "",
-            {"question": "Why?", "choices": ["yes", "no"], "errata": ["tier=basic"], "id": "é\u202e"},
-            {"question": "Why?", "splice": [], "system": "Be kind.", "temperature": 1, "max-think": 3},
-            {"question": "Why?", "fields": {"tier": "basic"}, "method": "field", "seam": 2, "place": "late"},
-            {"question": "Why?", "think": True, "max_think": 3, "recompute": True, "wording": None, "strict": True},
-        ),
-        encoding="utf-8",
+def test_a_line_has_its_own_options_and_those_of_the_command(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """A string, an object or plain text; from a file or standard input. tests/test_interfaces.py has all options."""
+    texts = (
+        *('"Why?"', {"question": "Où?", "id": {"a": [1]}, "max_tokens": 3, "max-think": 3}, "", "Où, 日本? {}", "7"),
+        *('{"question": "Why?", "splice": [], "id": "é\u202e"}', "null", "- May I?"),
     )
-    ask, given = ("ask", "--splice", "returns", "--seed", 5, "--json"), ("-n", 5)
-    found = notes(*ask, *given, "--batch", source)
-    assert (found.code, found.err) == (0, "")
+    source = tmp_path / "questions.jsonl"
+    source.write_text(lines(*texts), encoding="utf-8")
+    ask = ("ask", "--seed", 5, "-n", 5)
+    found = notes(*ask, "--splice", "returns", "--batch", source)
+    assert (found.code, found.err) == (0, "") and "\\u202e" in found.out and "é" in found.out
     got = answers(found)
-    assert [(line["line"], line["id"]) for line in got] == [
-        *((1, None), (2, {"a": [1]}), (4, "é\u202e"), (5, None), (6, None), (7, None))
-    ]
-    assert "\\u202e" in found.out and "é" in found.out
+    ids = [(1, None), (2, {"a": [1]}), (4, None), (5, None), (6, "é\u202e"), (7, None), (8, None)]
+    assert [(line["line"], line["id"]) for line in got] == ids
+    spliced = ("--splice", "returns")
     singles = [
-        notes(*ask, *given, "Why?"),
-        notes(*ask, "-n", 3, "Où, 日本?"),
-        notes(*ask, *given, "Why?", "--choices", "yes,no", "--erratum", "tier=basic"),
-        notes("ask", "Why?", "--seed", 5, "--json", *given, "-s", "Be kind.", "--temp", 1, "--max-think", 3),
-        notes(*ask, *given, "Why?", "--field", "tier=basic", "--method", "field", "--seam", 2, "--place", "late"),
-        notes(*ask, *given, "Why?", "--think", "--max-think", 3, "--recompute"),
+        *(("Why?", *spliced), ("Où?", "-n", 3, *spliced), ("Où, 日本? {}", *spliced), ("7", *spliced), ("Why?",)),
+        *(("null", *spliced), ("-p", "- May I?", *spliced)),
     ]
-    assert [same(line) for line in got] == [same(single.json) for single in singles]
-    assert answers(notes(*ask, *given, "--batch", "-", stdin=source.read_text()))[0]["answer"] == got[0]["answer"]
+    assert [same(line) for line in got] == [same(notes(*ask, *single, "--json").json) for single in singles]
+    piped = answers(notes(*ask, "--splice", "returns", "--batch", "-", stdin=source.read_text()))
+    assert [same(line) for line in piped] == [same(line) for line in got]
 
 
 def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> None:
@@ -92,16 +81,6 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     for line, message in zip(got[-3:-1], long.values(), strict=True):
         assert message in line["error"]["message"]
     assert same(got[0]) == same(got[-1])
-
-
-def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
-    """Plain text between lines of JSON; JSON numbers and words are text, too."""
-    plain = ["Why?", 'Où, 日本? {"question"}', "7", "null", "- May I?"]
-    ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
-    found = answers(notes(*ask, stdin="\n".join([*plain[:2], '{"question": "When?"}', "", *plain[2:]])))
-    wanted = answers(notes(*ask, stdin="\n".join(map(json.dumps, [*plain[:2], "When?", *plain[2:]]))))
-    assert [line["line"] for line in found] == [1, 2, 3, 5, 6, 7]
-    assert [same(line) for line in found] == [same(line) for line in wanted] and "error" not in found[0]
 
 
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path) -> None:

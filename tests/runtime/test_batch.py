@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 from samples import SAMPLES
 
-from notes_cli import config
 from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.context import Context
-from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, run
 from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.answering import IDLE, WAITING, ask, ask_many
@@ -28,17 +25,6 @@ from notes_cli.text.skill import Skill, load_skill, parse_skill
 from ..conftest import MakeWorkspace
 
 QUESTIONS = ["Why?", "And how many of them, if any?", "Où ça, 日本?", "When", "What is the tier of this one here?"]
-
-
-@pytest.fixture(scope="module")
-def shipped() -> Iterator[Workspace]:
-    with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
-        yield workspace
-
-
-@pytest.fixture(scope="module")
-def returns(shipped: Workspace) -> Segment:
-    return compile_skill(shipped, load_skill(SAMPLES / "returns"))
 
 
 def comparable(answer: Answer | NotesError) -> Any:
@@ -93,20 +79,6 @@ def test_answered_as_alone(make_workspace: MakeWorkspace, skill: Skill, kind: st
     assert alone(workspace, requests) == together(workspace, requests, parallel)
 
 
-def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> None:
-    """Meaningful answers: direct, after reasoning, corrected, amended, with other system texts."""
-    asked = Request("May I return this?", [returns])
-    shipping = replace(asked, question="What is the shipping?", choices=["free", "reduced", "full"])
-    requests = [asked, replace(asked, think=True), replace(asked, errata=["date=2026-07-01"]), shipping]
-    requests += [replace(one, choices=["accepted", "refused"]) for one in requests[:3]]
-    requests += [replace(shipping, fields={"tier": "basic"}), replace(shipping, system="Be brief.")]
-    requests += [replace(shipping, recompute=True), replace(asked, think=True, max_think=0)]
-    requests += [replace(asked, think=True, max_think=5), replace(asked, place="late"), Request("May I return this?")]
-    found = together(shipped, requests, 8)
-    assert found == alone(shipped, requests)
-    assert [one[0] for one in found[:5]] == ["accepted", "accepted", "refused", "free", "accepted"]
-
-
 def test_a_short_skill_that_is_decoded_is_shared(workspace: Workspace) -> None:
     """Also where so few tokens are pending that alone the question would be decoded with them."""
     segment = compile_skill(workspace, parse_skill("tier: gold\ndate: today", source="-", default="short"))
@@ -116,12 +88,13 @@ def test_a_short_skill_that_is_decoded_is_shared(workspace: Workspace) -> None:
         assert alone(workspace, requests) == together(workspace, requests)
 
 
-def test_a_prefix_within_a_decoded_text(shipped: Workspace, returns: Segment) -> None:
+def test_a_prefix_within_a_decoded_text(workspace: Workspace) -> None:
     """The second prompt begins with the first one's prefix, and has few more tokens before its question."""
+    returns = compile_skill(workspace, load_skill(SAMPLES / "returns"))
     asked = Request("May I return this?", [returns], decode=["returns"], place="late", max_tokens=4)
     corrected = {"date": "2026-07-01", "amount": "130"}
     requests = [asked, replace(asked, fields=corrected, method=ERRATUM)]
-    assert alone(shipped, requests) == together(shipped, requests, 1)
+    assert alone(workspace, requests) == together(workspace, requests, 1)
 
 
 def test_nothing_is_decoded_twice(

@@ -1,4 +1,7 @@
-"""Tests `notes ask --server`: the same text, tokens and document as without a server."""
+"""Tests `notes ask --server`: which server answers, its sessions, what is printed, and answers that break off.
+
+tests/test_interfaces.py compares the answers to all options with those of the other interfaces.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,8 @@ import httpx
 import pytest
 from samples import SAMPLES
 
-from notes_cli import config
-from notes_cli.api import Model
 from notes_cli.engine import model as engine
-from notes_cli.engine.limits import ContextOptions
 from notes_cli.library import safe_files
-from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
 from notes_cli.serve.client import Server, address, registered, running
 from notes_cli.sessions.folder import Sessions
@@ -36,9 +35,7 @@ from .conftest import NO_TLS, QUESTION, Json, compile_into
 from .test_robust import wait
 
 LATE = "--erratum=date=2026-07-01"
-SCHEMA = '{"type": "object", "properties": {"is": {"enum": ["accepted", "refused"]}}, "required": ["is"]}'
 DOCUMENT = ("--json", "--seed", "3")
-LONGER = "The return is accepted.,The return is refused.,The date is 2026-07-01. That is late.,no,no way"
 ENDLESS = "import notes_cli.engine.model as m; m.Model.ends = lambda self, token: False"
 
 
@@ -79,9 +76,6 @@ def serving(home: Path, *options: str, code: str = "", **environment: str) -> It
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("warm")
     compile_into(home, "returns", "support")
-    paths, exact = config.Paths.under(home), ContextOptions(n_threads=1, type_k="f32", type_v="f32")
-    with Model(Workspace(config.shipped_model(), exact, paths=paths)) as model:
-        model.compile(str(SAMPLES / "returns"), name="exact")
     with serving(home) as found:
         yield found
 
@@ -106,68 +100,6 @@ def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome,
     return cold, run_here("ask", *arguments, "--server", server.url, stdin=stdin)
 
 
-RETURNS = [QUESTION, "--splice", "returns"]
-THINK = [f"{QUESTION} Think first.", "--splice", "returns"]
-CASES = [
-    ["What is 2?"],
-    [*RETURNS, "--splice", "support", "--erratum", "*.date=2026-07-01", "-s", "You work for Harbor Books.", *DOCUMENT],
-    [*RETURNS, "--erratum", "The shop is closed.", *DOCUMENT],
-    [*RETURNS, "-s", "Be brief.", "--field", "date=2026-07-01", "--method", "field", *DOCUMENT],
-    [*RETURNS, "--field", "date=2026-07-01", "--method", "suffix", "--explain"],
-    [*RETURNS, "--choices", LONGER, *DOCUMENT],
-    [*RETURNS, "--choices", "accepted,refused"],
-    [*THINK, LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
-    [*RETURNS, LATE, "--think", "--no-stream"],
-    [*RETURNS, "--think", "--max-think", "3"],
-    [*THINK, "-n", "3"],
-    [*THINK, "--temp", "1.5", "--repeat-penalty", "1.3", "--seed", "7", "--json"],
-    [*RETURNS, "-j", SCHEMA, *DOCUMENT],
-    [*RETURNS, "--grammar", 'root ::= "perhaps"'],
-    [*RETURNS, "-s", "Be brief.", "--explain", *DOCUMENT],
-    [*RETURNS, "-s", "Be brief.", "--place", "late", "--seam", "4", *DOCUMENT],
-    [*RETURNS, "--seam", "0", LATE, "--wording", "line", *DOCUMENT],
-    [*RETURNS, "--recompute", *DOCUMENT],
-    [QUESTION, "--splice", "Returns", "--strict"],
-    [*RETURNS, "-s", "Be brief.", "--exact", *DOCUMENT],
-    [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],
-]
-
-
-@pytest.mark.parametrize("arguments", CASES, ids=lambda one: " ".join(one)[:80])
-def test_a_server_answers_as_this_process_does(server: Running, arguments: list[str]) -> None:
-    """The same text, tokens, pieces, probabilities and notices for all options."""
-    cold, warm = both(server, *arguments)
-    assert comparable(warm) == comparable(cold) and cold.code == 0
-    if cold.out.startswith("{") and "answer" in cold.json:
-        assert list(warm.json) == list(cold.json) and (warm.json["server"], cold.json["server"]) == (server.url, None)
-        assert all(value >= 0 for value in warm.json["ms"].values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keyword"),
-    [
-        (["--splice", "exact"], "K/V cache"),  # compiled for another type of cache
-        (["--splice", "returns", "--erratum", "colour=red"], "colour"),
-        (["--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"], "nonsense"),
-        (["--splice", "returns", "--grammar", 'root ::= "perhaps'], "GBNF"),
-        (["--splice", "returns", "-j", SCHEMA, "--choices", "accepted,refused"], "choices"),
-        (["--splice", "returns", "--seam", "5000"], "seam"),
-        (["--splice", "returns", LATE, "--wording", "nonsense"], "wording"),
-        (["--splice", "Returns", "--decode", "SUPPORT"], "SUPPORT"),
-        (["--choices", "yes,yes"], "choices"),
-        (["-s", "why " * 9000], "tokens"),
-    ],
-)
-def test_an_error_is_one_line(server: Running, arguments: list[str], keyword: str) -> None:
-    """The server's message and a status above 0, a document with --json, and the same error without a server."""
-    for which in ("off", server.url):
-        found = run_here("ask", QUESTION, *arguments, "--server", which)
-        assert found.code in (1, 2) and found.out == "" and keyword in found.err.splitlines()[-1], found.err
-    assert "cannot answer this" not in found.err and len(found.err.splitlines()) == 1
-    document = run_here("ask", QUESTION, *arguments, "--json", "--server", server.url)
-    assert keyword in document.json["error"]["message"]
-
-
 def test_the_context_of_the_server(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer prompt is refused, and a longer answer is cut."""
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "small"))
@@ -182,64 +114,46 @@ def test_the_context_of_the_server(tmp_path: Path, server: Running, monkeypatch:
         assert comparable(warm) == comparable(cold)
 
 
-def test_a_session_is_the_same_from_both(server: Running) -> None:
-    """Turns from the server and from this process are answered as in a session of either alone."""
-    turns = (
-        [QUESTION, "--splice", "returns", "--field", "date=2026-07-01"],
-        ["And now?", "--splice", "returns"],  # the session has it already
-        [QUESTION, LATE, "--think"],
-        [QUESTION, "--system", "Be brief."],  # only at the first turn
-        [QUESTION, "--choices", "accepted,refused", *DOCUMENT],
-        [f"{QUESTION} Think first.", "--splice", "support", *DOCUMENT],
-    )
+TURNS = [
+    ([QUESTION, "--splice", "returns", "--field", "date=2026-07-01"], 0),
+    (["And now?", "--splice", "returns"], 1),  # the session has it already
+    ([QUESTION, LATE, "--think"], 0),
+    ([QUESTION, "--system", "Be brief."], 1),  # only at the first turn
+    ([QUESTION, "--choices", "accepted,refused", *DOCUMENT], 0),
+    ([f"{QUESTION} Think first.", "--splice", "support", *DOCUMENT], 0),
+]
+OF_MEMORY = [([QUESTION, "--memory", "returns", *DOCUMENT], 0), (["Now?", LATE, *DOCUMENT], 0), ([QUESTION], 0)]
 
-    def asked(name: str, *ways: str) -> list[tuple[int, Any]]:
+
+@pytest.mark.parametrize("turns", [TURNS, OF_MEMORY], ids=["skills", "memory"])
+def test_a_session_differs_with_a_server(server: Running, turns: list[tuple[list[str], int]]) -> None:
+    """Turns of the server and of this process are answered as in a session of either alone; states are equal."""
+    before, name = server.counted(), f"of-{len(turns)}"
+
+    def asked(kind: str, *ways: str) -> list[tuple[int, Any]]:
         servers = itertools.cycle(ways)
-        done = [run_here("ask", *turn, "--session", name, "--server", next(servers)) for turn in turns]
-        assert [one.code for one in done] == [0, 1, 0, 1, 0, 0]
-        return [comparable(Outcome(one.code, one.out.replace(name, "S"), ""))[:2] for one in done]
+        session = ("--session", f"{name}-{kind}")
+        done = [run_here("ask", *turn, *session, "--server", next(servers)) for turn, _ in turns]
+        assert [one.code for one in done] == [status for _, status in turns]
+        return [comparable(Outcome(one.code, one.out.replace(kind, "S"), ""))[:2] for one in done]
 
     cold = asked("cold", "off")
     assert asked("warm", server.url) == cold and asked("mixed", "off", server.url) == cold
-    first, second = (Sessions(server.home / "sessions").find(name) for name in ("cold", "warm"))
+    assert server.counted() == before + [status for _, status in turns].count(0) + 1
+    sessions = Sessions(server.home / "sessions")
+    first, second = (sessions.find(f"{name}-{kind}") for kind in ("cold", "warm"))
     assert replace(first.state, read_at={}) == replace(second.state, read_at={}) and first.numbers == second.numbers
-    with Sessions(server.home / "sessions").locked("warm"):
-        held = run_here("ask", QUESTION, "--session", "warm", "--server", server.url)
-    assert held.code == 1 and "session warm is open already" in held.err
+    with sessions.locked(f"{name}-warm"):
+        held = run_here("ask", QUESTION, "--session", f"{name}-warm", "--server", server.url)
+    assert held.code == 1 and f"session {name}-warm is open already" in held.err
 
 
-def test_a_memory_is_moved_by_both(server: Running, tmp_path: Path) -> None:
-    """Turns from the server move the memory as those of this process do; a file is for this process alone."""
-    turns = ([QUESTION, "--memory", "returns"], ["And now?", LATE], [QUESTION])
-
-    def asked(name: str, way: str) -> list[tuple[int, Any]]:
-        done = [run_here("ask", *turn, "--session", name, "--server", way, *DOCUMENT) for turn in turns]
-        assert [one.json["memory"] for one in done] == ["returns"] * 3
-        return [comparable(Outcome(one.code, one.out.replace(name, "S"), ""))[:2] for one in done]
-
-    before = server.counted()
-    assert asked("moved-here", "off") == asked("moved-there", server.url)
-    assert server.counted() == before + 3
+def test_a_memory_that_is_a_file_is_of_this_process_alone(server: Running, tmp_path: Path) -> None:
     text = tmp_path / "profile.txt"
     text.write_text("diet: vegan\n\nThe user is in Bern.\n")
     assert run_here("ask", "x", "--memory", text, "--session", "of-file", "--server", "auto").code == 0
     found = run_here("ask", "x", "--session", "of-file", "--server", server.url)
     assert found.code == 1 and "the memory of session of-file is a file" in found.err
-
-
-def test_notices(server: Running, tmp_path: Path) -> None:
-    text = tmp_path / "edited.txt"
-    text.write_text("date: 2026-05-01\n\nBe brief.\n")
-    assert run_here("compile", text).code == 0
-    text.write_text("date: 2026-05-02\n\nBe brief.\n")
-    for session in ((), ("--session", "edited")):
-        found = run_here("ask", "x", "--splice", "edited", *session, "--server", server.url)
-        assert found.err.count("warning: edited: the text has changed") == 1
-    correction = {"skill": "edited", "field": "date", "value": "2026-08-01"}
-    assert httpx.post(f"{server.url}/v1/notes/errata", json=correction, verify=NO_TLS).status_code == 200
-    cold, warm = both(server, "x", "--splice", "edited", *DOCUMENT)
-    assert comparable(warm)[:2] == comparable(cold)[:2] and "date is 2026-08-01: a correction" in warm.err
-    assert run_here("rm", "edited", "-y").code == 0
 
 
 def test_a_terminal_shows_the_same(server: Running) -> None:
