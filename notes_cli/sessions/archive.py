@@ -17,7 +17,7 @@ from notes_cli.library.check import Finding
 from notes_cli.library.safe_files import replacing
 from notes_cli.sessions import SNAPSHOT
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import ROWS, serialize
+from notes_cli.sessions.state import ROWS, SnapshotError, read_snapshot, serialize
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"
@@ -96,12 +96,17 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
             raise ArchiveError(f"{info.name} has {info.size:,} bytes, the disk has {free:,} left")
         with replacing(path) as temporary:
             _copy(source, info, temporary)
+        if is_snapshot:
+            try:
+                read_snapshot(path.read_bytes())
+            except SnapshotError as error:
+                raise ArchiveError(f"{info.name} cannot be read: {error}") from error
     try:
         stored = SessionFolder(folder)
         if not stored.header:
             raise ArchiveError("it has no snapshot")
-        for _, error in stored.faults():
-            raise error
+        for _, fault in stored.faults():
+            raise fault
     except NotesError as error:
         raise ArchiveError(error.what) from error
     for path in stored.unneeded():

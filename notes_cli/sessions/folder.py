@@ -261,19 +261,16 @@ class SessionFolder:
                         f"session {self.name} is being changed by another process", "Try again"
                     ) from None
             except OtherFormatError as error:
-                version = int(str(error))
-                self._damage = SessionError(
-                    f"{self.path(numbers[-1])} has format {version}, this version of notes reads {FORMAT}",
-                    "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
-                )
+                remedy = "Update notes" if error.version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name)
+                self._damage = SessionError(f"session {self.name} cannot be read: {error}", remedy)
                 return
             except SnapshotError as error:
                 message = (
                     f"the last snapshot of session {self.name}, {self.path(numbers[-1]).name}, is damaged: {error}"
                 )
                 earlier = len(numbers) > 1
-                remedy = Help.UNDO(name=self.name) if earlier else Help.PUT_BACK_OR_REMOVE(name=self.name)
-                self._damage = SessionError(message, remedy)
+                way_back = Help.UNDO(name=self.name) if earlier else Help.PUT_BACK_OR_REMOVE(name=self.name)
+                self._damage = SessionError(message, way_back)
                 return
 
     def read_number(self, number: int) -> Snapshot:

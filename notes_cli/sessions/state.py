@@ -261,6 +261,12 @@ class State:
             edits_and_cuts=tuple(replace(entry, position=shift(entry.position)) for entry in self.edits_and_cuts),
         )
 
+    def with_turns(self, turns: Iterable[Turn]) -> State:
+        """Return the state with changed turns, and the fields that their errata state."""
+        conversation = tuple(turns)
+        stated = frozenset(part.key for turn in conversation for part in turn.errata if part.key)
+        return replace(self, conversation=conversation, corrections=replace(self.corrections, stated=stated))
+
     def with_rows(self, file: str, ranges: Sequence[Range]) -> State:
         """Return the state whose K/V at these positions is in a file, one range after the other."""
         by_position = (self.by_position + [("", 0)] * len(self.tokens))[: len(self.tokens)]
@@ -285,7 +291,14 @@ class State:
     ) -> State:
         """Return the state with a new value of a field, by `skill.field`, and an entry for that edit. `in_place`: the
         text gets it, `states`: the next question states it. `more`: of the entry, which is at the end by default."""
-        entry = {"position": len(self.tokens), "tokens": 0, "how": method, "turn": self.turns, "erratum": states, **more}
+        entry = {
+            "position": len(self.tokens),
+            "tokens": 0,
+            "how": method,
+            "turn": self.turns,
+            "erratum": states,
+            **more,
+        }
         return replace(
             self,
             corrections=self.corrections.given(key, value, in_place=in_place, states=states),
@@ -357,7 +370,11 @@ class SnapshotError(ValueError):
 
 
 class OtherFormatError(SnapshotError):
-    """A snapshot in a format that this version does not read; the message is its number."""
+    """A snapshot has a format that this version does not read."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"it has format {version}, this version of notes reads {FORMAT}")
+        self.version = version
 
 
 def serialize(snapshot: Snapshot) -> bytes:
@@ -373,7 +390,7 @@ def read_snapshot(data: bytes) -> Snapshot:
     try:
         content = json.loads(line)
         if type(content["format"]) is int and content["format"] != FORMAT:
-            raise OtherFormatError(str(content["format"]))
+            raise OtherFormatError(content["format"])
         snapshot: Snapshot = from_json(Snapshot, content)
         _check(snapshot)
     except SnapshotError:

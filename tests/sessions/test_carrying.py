@@ -76,7 +76,7 @@ def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, ski
             session.edit("date", "2026-07-01", Method.parse("field"))
         assert session.state.tokens == before and carried(session) == ["returns"]
         done = session.edit("date", "the first of July", Method.parse("suffix"))
-        assert done.rows == len(session.state.tokens)
+        assert done.rewritten == len(session.state.tokens)
         tokens, found = session.state.tokens, logits(session)
     seq = make().sequence()
     seq.append(tokens)

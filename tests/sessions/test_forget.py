@@ -191,7 +191,7 @@ def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
         session.edit("date", "2026-07-01", ERRATUM)
         say(session, "When?", "Now.")
         session.edit("date", "2026-07-02", ERRATUM)
-        assert session.compact().fields == ("date",)
+        assert session.compact().names == ("date",)
         say(session, "When now?", "Later.")
         session.compact()
         session.undo()
@@ -320,7 +320,7 @@ def test_models_whose_rows_cannot_be_moved(make: Open, kind: str) -> None:
     grown(workspace, "mine", TALK[:3])
     expected = grown(workspace, "never", [TALK[0], TALK[2]]).state.tokens
     with held(workspace) as session:
-        with pytest.raises(UnsupportedError, match="what follows cannot be moved"):
+        with pytest.raises(UnsupportedError, match="turn 2 cannot be forgotten by cut"):
             session.forget(["2"])
         assert session.state.turns == 3
         session.forget(["2"], "suffix")

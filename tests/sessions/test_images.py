@@ -98,9 +98,9 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
             Request("What is the total?", [compile_skill(workspace, skill)], images=asked[0].images, max_tokens=2)
         )
         tokens = session.state.tokens
-        assert session.edit("total", "17", Method.parse("erratum")).method == "erratum"
+        assert session.edit("total", "17", Method.parse("erratum")).how == "erratum"
         session.undo()
-        with pytest.raises(NotesError, match="an image follows the change"):
+        with pytest.raises(NotesError, match="an image follows"):
             session.edit("total", "17", Method.parse("suffix"))
         with pytest.raises(NotesError, match="which a prefill of its tokens cannot show"):
             verify_session(session, [])
@@ -165,7 +165,7 @@ def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request])
         assert session.state.tokens == state.tokens and session.state.images == state.images
         assert np.array_equal(session.sequence.lookahead([7])[0], logits)
         session.ask(third)
-        with pytest.raises(NotesError, match="an image of session mine follows"):
+        with pytest.raises(NotesError, match="an image follows"):
             session.forget(["2"], "suffix")
         session.forget(["3"], "suffix")  # the image goes with its turn
         assert session.state.images == state.images
@@ -194,7 +194,7 @@ def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
             session.ask(Request("What is the day?", images=asked[0].images, grammar=FOUR))
             session.ask(Request("What is the total?", [compile_skill(workspace, text)], grammar=FOUR))
             before = session.sequence.lookahead([7])[0]
-            assert session.edit("total", "17", Method.parse("suffix")).method == "suffix"
+            assert session.edit("total", "17", Method.parse("suffix")).how == "suffix"
             found.append((session.state.tokens, session.state.images))
             logits.append(session.sequence.lookahead([7])[0])
             assert nmse(before, logits[-1]) > 1e-4
@@ -211,7 +211,7 @@ def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
             with pytest.raises(NotesError, match="report has an image, and its fields cannot be edited by"):
                 session.edit("day", "five", Method.parse(method))
         edited = session.edit("day", "five")
-        assert edited.method == "erratum" and "has an image" in edited.chosen
+        assert edited.how == "erratum" and "has an image" in edited.detail
         logits = session.sequence.lookahead([7])[0]
     with seeing() as workspace, held(workspace) as session:
         assert np.array_equal(session.sequence.lookahead([7])[0], logits)

@@ -32,8 +32,8 @@ from notes_cli.measure.verify import causes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.follow import render
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.session_kv import render
 from notes_cli.sessions.state import State
 from notes_cli.text.skill import parse_skill
 

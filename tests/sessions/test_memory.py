@@ -237,4 +237,4 @@ def test_refusals(make: Open, profile: Path) -> None:
         with pytest.raises(SessionError, match="is in session other already"):
             ask(session, "And then?", splice=[profile])
         assert session.state.edits == 0
-        assert session.edit("diet", "kosher", ERRATUM).rows == 0
+        assert session.edit("diet", "kosher", ERRATUM).rewritten == 0

@@ -26,7 +26,6 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK
@@ -160,14 +159,14 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
     with held(workspace) as session:
         toggled(session, skill, 9, 3)
         stated = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
-        assert sorted(stated) == ["", "date", "tier"] and not session.state.superseded
-        assert session.compact().fields == ()
+        assert sorted(stated) == ["", "date", "tier"]
+        assert session.compact().names == ()
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of nine times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", ERRATUM)
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
-        assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
+        assert done.names == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
         found, left = rows(session.sequence), session.state.tokens
     with held(make(kind, n_ctx=4096)) as session:
         assert same(rows(session.sequence), found)  # from disk
@@ -183,60 +182,59 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill, monkeyp
     """The next turn or compaction removes them; where K/V cannot be moved, the edit reports the contradiction."""
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
-        assert not session.edit("date", "2026-08-01", Method.parse("field")).entry.contradicted
+        assert not session.edit("date", "2026-08-01", Method.parse("field")).contradicted
         turn(session, skill, "And then?")
         assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
     with held(make(), "other") as session, monkeypatch.context() as patched:
         patched.setattr("notes_cli.sessions.edits.can_cut", lambda kv: False)
-        patched.setattr("notes_cli.sessions.session.can_cut", lambda kv: False)
         turn(session, skill, "Why?", "date=2026-07-01")
         done = session.edit("date", "2026-08-01", Method.parse("field"))
-        assert done.entry.contradicted and session.state.edits_and_cuts[-1] == done.entry
-        assert session.compact().fields == ("date",)
+        assert done.contradicted and session.state.edits_and_cuts[-1] == replace(done, name="returns.date")
+        assert session.compact().names == ("date",)
         assert not session.state.corrections.stated and session.state.fields["date"] == "2026-08-01"
-        assert not session.edit("date", "2026-08-02", Method.parse("field")).entry.contradicted
+        assert not session.edit("date", "2026-08-02", Method.parse("field")).contradicted
 
 
 def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """By config.yaml, suffix near the end or for a recompute; where the model cannot, an erratum with the reason."""
 
     def profile(method: str, why: str) -> None:
-        monkeypatch.setattr("notes_cli.sessions.edits.default_method", lambda _: (Method.parse(method), why))
+        monkeypatch.setattr("notes_cli.runtime.resolve.default_method", lambda _: (Method.parse(method), why))
 
     with held(make()) as session:
         turn(session, skill, "Why?")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "field+erratum" and done.chosen == "field+erratum: the default"
+        assert done.how == "field+erratum" and done.detail == "field+erratum: the default"
         profile("field+erratum", "field+erratum: 9 of 9")
         done = session.edit("tier", "basic")
-        assert (done.method, done.chosen) == ("field+erratum", "field+erratum: 9 of 9") and done.rows > 0
+        assert (done.how, done.detail) == ("field+erratum", "field+erratum: 9 of 9") and done.rewritten > 0
         assert session.state.pending["tier"] == "Correction: the tier is now basic. This replaces the earlier tier."
         profile("stale", "stale: 9 of 9")
-        assert session.edit("tier", "gold").chosen == "stale: 9 of 9; erratum instead: it is not for a session"
+        assert session.edit("tier", "gold").detail == "stale: 9 of 9; erratum instead: it is not for a session"
         profile("recompute", "recompute: no method is trustworthy on this model")
         done = session.edit("date", "2026-07-02")
-        assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
+        assert (done.how, done.detail) == ("suffix", "recompute: no method is trustworthy on this model")
         session.edit("date", "2026-07-03", Method.parse("erratum"))
         done = session.edit("date", "2026-07-02")  # as it is in the text
-        assert done.method == "erratum" and "the text has date=2026-07-02 already" in done.chosen
+        assert done.how == "erratum" and "the text has date=2026-07-02 already" in done.detail
     with held(make("lfm2"), "other") as session:
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
         done = session.edit("date", "2026-07-01")
-        assert done.method == "erratum" and "erratum instead: the edit method field is not" in done.chosen
+        assert done.how == "erratum" and "field is not possible" in done.detail
         profile("recompute", "recompute: none")
         done = session.edit("date", "2026-07-02")
-        assert done.method == "suffix" and done.rows == len(session.state.tokens)
+        assert done.how == "suffix" and done.rewritten == len(session.state.tokens)
     with held(make("gpt2"), "learned") as session:
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
-        assert session.edit("date", "2026-07-01").method == "field"
+        assert session.edit("date", "2026-07-01").how == "field"
         done = session.edit("date", "July 1")
-        assert done.method == "erratum" and "what follows the change cannot be moved" in done.chosen
+        assert done.how == "erratum" and "field is not possible" in done.detail
     with held(make(), "short") as session:
         begin(session, parse_skill("a: b", source="-", default="s"))
-        monkeypatch.setattr("notes_cli.sessions.edits.NEAR", 64)
-        assert session.edit("a", "c").chosen.startswith("suffix: no more than 64 tokens follow the change")
+        monkeypatch.setattr("notes_cli.runtime.resolve.NEAR", 64)
+        assert session.edit("a", "c").detail.startswith("suffix: no more than 64 tokens follow the change")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +285,7 @@ def test_a_long_session_is_edited_in_a_context_that_fits(
     with held(make(kind, cache, n_ctx=256)) as session:
         assert len(session.state.tokens) > 512
         value = "2026-07-01" if kind in WHOLE else "2026-07-01 or so"  # their rows cannot be moved for a longer one
-        assert session.edit("date", value, Method.parse(method)).method == method
+        assert session.edit("date", value, Method.parse(method)).how == method
         after = rows(session.sequence)
     with held(make(kind, cache, n_ctx=256)) as session:
         assert same(rows(session.sequence), after)
@@ -476,13 +474,12 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     other = parse_skill("tier: silver\ndate: 2026-07-01", source="fees.txt", default="fees")
     with held(workspace) as session:
         begin(session, skill, other)
-        for name in ("date", "*.date"):
-            with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
-                session.edit(name, "July 2", Method.parse("field"))
+        with pytest.raises(SkillError, match=r"returns\.date, fees\.date"):
+            session.edit("date", "July 2", Method.parse("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
-        assert Editor(session._kv).targets("*.date", "2026-07-01") == ["returns.date"]
-        assert session.edit("returns.date", "2026-07-01", Method.parse("field")).field == "returns.date"
+        (edit,) = session.edits({"*.date": "2026-07-01"}, Method.parse("field"))
+        assert edit.name == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
             session.edit(key, value, Method.parse("field"))
             for part in session.state.skills:
@@ -519,7 +516,11 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         length = len(session.state.tokens)
         sequence = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
         kinds = [(piece.kind, piece.name) for piece in sequence.pieces if piece.position >= length]
-        assert [kind for kind in kinds if kind[0] != "splice"] == [("text", ""), ("erratum", "fee"), ("question", "")]
+        assert [each for each in kinds if each[1] != "fees"] == [
+            ("text", ""),
+            ("erratum", "fees.fee"),
+            ("question", ""),
+        ]
         spliced = [piece.how for piece in sequence.pieces if piece.name == "fees"]
         assert spliced == (["seam", "spliced"] if kind in ("llama", "mistral3") else ["decoded"])
         session.keep("6")
@@ -532,7 +533,7 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
         assert "fee: 7 euros" in text and "How much?" in text
     with held(make(kind)) as session:
         assert same(rows(session.sequence), before)
-        assert session.compact().fields == ("fee",)
+        assert session.compact().names == ("fee",)
 
 
 @pytest.mark.parametrize(("kind", "later"), [("gemma3", "2026-06-01"), ("qwen3", "the first of July")])
@@ -550,11 +551,7 @@ def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Ski
             text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
             assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1
         assert [entry.text for entry in session.state.traces] == ["an erratum of date"]
-        assert (
-            session.state.corrections.stated == {"returns.date"}
-            and not session.state.pending
-            and not session.state.superseded
-        )
+        assert session.state.corrections.stated == {"returns.date"} and not session.state.pending
         after, left = rows(session.sequence), session.state.tokens
     with held(make(kind)) as session:
         assert session.state.tokens == left and same(rows(session.sequence), after)  # from disk
