@@ -104,7 +104,7 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
     try:
         stored = SessionFolder(folder)
         if not stored.header:
-            raise ArchiveError("it has no snapshot")
+            raise ArchiveError("it does not begin with a snapshot")
         for _, fault in stored.faults():
             raise fault
     except NotesError as error:

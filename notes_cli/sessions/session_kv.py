@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import notes_cli
-from notes_cli.editing.methods import Change, decode_from
+from notes_cli.editing.methods import Change
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import Aligned, Patch, Range, align, axes_of, changed_ranges, position, removed_images
 from notes_cli.engine.segment import Media, Segment, concatenate_rows
@@ -159,7 +159,9 @@ class SessionKV:
         if patches:
             self._unwritten = True
             if again:
-                decode_from(sequence, patches)
+                start = self.places(planned, again=True)[0][0]
+                sequence.truncate(start)
+                sequence.append(after.tokens[start:], reason=Reason.AGAIN)
             else:
                 sequence.replace(patches)
         return sequence

@@ -154,7 +154,7 @@ def only(*names: str) -> Change:
     [
         (lambda parts: b"", "it ends too early"),
         (lambda parts: b"no tar at all" * 100, "it is not a tar file"),
-        (lambda parts: bytes(10240), "it has no snapshot"),
+        (lambda parts: bytes(10240), "does not begin with a snapshot"),
         (lambda parts: gzip.compress(packed(parts)), "it is not a tar file"),
         (lambda parts: packed(parts)[:700], "it ends too early"),
         (lambda parts: packed(parts)[:9000], "it ends too early"),
