@@ -168,7 +168,8 @@ METHODS = {method.name: method for method in (STALE, FIELD, ERRATUM, FIELD_ERRAT
 
 
 def amend(sequence: KVSequence, segment: Segment, change: Change, method: Method, placer: Placer) -> None:
-    """Append a skill with its new values, by a method that edits K/V. Raises UnsupportedError, naming methods that are always possible, if this one is not on this model."""
+    """Append a skill with its new values, by a method that edits K/V. Raises UnsupportedError, naming
+    methods that are always possible, if this one is not on this model."""
     assert method.edit is not None
     if reason := refusal(sequence.context, method):
         raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", instead())

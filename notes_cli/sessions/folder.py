@@ -131,7 +131,6 @@ class SessionFolder:
     def _write(self, snapshots: Mapping[int, Snapshot]) -> None:
         """Write snapshots, then remove the files that no snapshot needs; a later write retries a removal that fails."""
         self.check_held()
-        self.sweep(max(snapshots))  # a process that was killed may have left forgotten text
         try:
             for number, snapshot in snapshots.items():
                 self._write_number(number, snapshot)
@@ -231,12 +230,10 @@ class SessionFolder:
         needed = {*self.kept(), *(self.path(number).name for number in self.in_force)}
         return [path for path in session_files(self.folder) if path.name not in needed]
 
-    def sweep(self, writing: int | None = None) -> None:
-        """Remove unneeded files, besides those of a snapshot that is about to be written. Failures are ignored: a later
-        sweep tries again."""
+    def sweep(self) -> None:
+        """Remove unneeded files. Failures are ignored: a later sweep tries again."""
         with suppress(OSError, SessionError):
-            own = "" if writing is None else self.path(writing).stem
-            unneeded = [path for path in self.unneeded() if path.stem != own]
+            unneeded = self.unneeded()
             for path in unneeded:
                 path.unlink(missing_ok=True)
             if unneeded:
@@ -314,6 +311,8 @@ class Sessions:
             self.find(name)  # before anything is written
         with self._lock(name, reading), _remove_if_unused(self.folder / name):
             stored = SessionFolder(self.folder / name) if new else self.find(name)
+            if stored.numbers and not reading:
+                stored.sweep()  # a process that was killed may have left forgotten text
             try:
                 yield stored
             finally:

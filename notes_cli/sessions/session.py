@@ -108,8 +108,10 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         memory = None if request.memory is None else segments[len(request.splice)]
         if memory and request.memory is not None:
             self._check_memory(memory)
-        had: list[SkillText | Segment] = [*self._others]
-        if memory and self._has_memory(memory.name):  # then its global errata are among those not applied yet
+        skills = self.state.skills
+        had: list[SkillText | Segment] = [skill for skill in skills if skill.name != self._memory]
+        # Of a memory with a copy global errata are among those not applied yet.
+        if memory and memory.name == self._memory and len(had) < len(skills):
             had.append(memory)
             segments = [segment for segment in segments if segment is not memory]
         self._read_at = now()
@@ -150,15 +152,9 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         return draft, sequence
 
     @property
-    def _others(self) -> list[SkillText]:
-        """The skills of the session besides its memory."""
-        memory = self.state.memory
-        return [skill for skill in self.state.skills if memory is None or skill.name != memory.name]
-
-    def _has_memory(self, name: str) -> bool:
-        """Return True if the sequence has a copy of the memory, which has this name."""
-        memory = self.state.memory
-        return memory is not None and memory.name == name and any(skill.name == name for skill in self.state.skills)
+    def _memory(self) -> str:
+        """The name of the memory; empty without one."""
+        return self.state.memory.name if self.state.memory else ""
 
     def _reference(self, memory: SkillRef) -> str:
         """Return the word by which a later turn opens the memory from any folder."""
@@ -174,7 +170,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         name = self.stored.name
         if memory.media:
             raise SessionError(f"{memory.name} has an image, and a memory is a text")
-        if memory.name in {skill.name for skill in self._others}:
+        if memory.name in {skill.name for skill in self.state.skills} - {self._memory}:
             raise SessionError(f"{memory.name} is in session {name} already, and cannot be its memory as well")
         context = self.workspace.context
         why = context.supports("splice") or context.supports("rewrite")
@@ -329,8 +325,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
     def _without_memory(self, memory: Segment) -> State:
         """Return the state without the earlier copy of the memory, and without corrections of fields whose value in its
         text is another one by now."""
-        state, texts = self.state, values_in([memory])
-        old = state.memory.name if state.memory else ""
+        state, texts, old = self.state, values_in([memory]), self._memory
         turns = [
             replace(turn, messages=tuple(_without(each, old) for each in turn.messages)) for turn in state.conversation
         ]

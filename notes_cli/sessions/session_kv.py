@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,10 @@ from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.follow import follow
-from notes_cli.sessions.state import ROPE, TRACE, Entry, Header, Op, State, packed
+from notes_cli.sessions.state import ROPE, TRACE, Entry, Header, Op, Rows, State
 
 CHUNK = 512  # positions restored at once
-FILES = 8  # K/V files that are mapped at once, a file descriptor each
+FILES = 4  # K/V files that are mapped at once, a file descriptor each
 # Changes that may move K/V, by cache type: each rotates the keys, which rounds them to the type once more (error in
 # docs/LOG.md). f32 has no limit.
 MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
@@ -247,10 +248,9 @@ class SessionKV:
         sequence = self.workspace.sequence()
         try:
             if not self._header.prefix_only:
-                opened: dict[str, Segment] = {}
-                by_position = state.by_position
-                for first, last in self._chunks():
-                    sequence.splice(self._chunk(first, last, by_position[first:last], opened))
+                opened = lru_cache(FILES)(self._open)
+                for first, last, run in self._chunks():
+                    sequence.splice(self._chunk(opened(run.file), first, last, run.first))
             elif state.rows and (self.stored.folder / state.rows[0].file).is_file():
                 sequence.restore(self._open(state.rows[0].file))
             else:  # after two undos: older files are deleted
@@ -271,38 +271,28 @@ class SessionKV:
         ]
         return sequence
 
-    def _chunks(self) -> Iterator[Range]:
-        """Yield ranges of positions to restore at once, with images whole."""
-        images, first, count = self.state.images, 0, len(self.state.tokens)
-        while first < count:
-            last = min(count, first + CHUNK)
-            last = next((image.last for image in images if image.first < last < image.last), last)
-            yield first, last
-            first = last
+    def _chunks(self) -> Iterator[tuple[int, int, Rows]]:
+        """Yield ranges of positions to restore at once, with images whole, and their rows."""
+        first = 0
+        for run in self.state.rows:
+            start, end = first, first + run.count
+            while first < end:
+                last = min(end, first + CHUNK)
+                last = next((one.last for one in self.state.images if one.first < last < one.last), last)
+                yield first, last, Rows(run.file, run.first + first - start, last - first)
+                first = last
 
-    def _chunk(self, first: int, last: int, places: Sequence[tuple[str, int]], opened: dict[str, Segment]) -> Segment:
-        """Return the K/V of positions [first, last), collected from the files with the latest of each. `places`: the
-        file and row of each."""
-        runs, parts = packed(places), []
-        for name, row, count in ((run.file, run.first, run.count) for run in runs):
-            opened[name] = opened.pop(name) if name in opened else self._open(name)
-            try:
-                part = opened[name].slice(row, row + count)
-            except EngineError as error:
-                raise self._mismatch() from error
-            if len(runs) > FILES:  # a copy in memory, so that the file can be closed
-                layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in part.layers)
-                part = replace(part, tokens=part.tokens.copy(), context=part.context.copy(), layers=layers)
-            parts.append(part)
-            if len(opened) > FILES:
-                del opened[next(iter(opened))]  # least recently used
+    def _chunk(self, segment: Segment, first: int, last: int, row: int) -> Segment:
+        """Return the K/V of positions [first, last), which is in the rows from `row` on."""
+        try:
+            part = segment.slice(row, row + last - first)
+        except EngineError as error:
+            raise self._mismatch() from error
         images = self.state.images
         inside = [image for image in images if first <= image.first < last]
         return replace(
-            parts[0],
-            tokens=np.concatenate([part.tokens for part in parts]),
+            part,
             base=position(images, first),
-            layers=concatenate_rows([part.layers for part in parts]),
             media=tuple(Media(image.first - first, image.last - first, image.positions, "", 0, 0) for image in inside),
             axes=axes_of(images, first, last),
         )
