@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(36_517, 32_500),
     "package files": Bound(124, 130),
-    "test lines": Bound(34_989, 29_500),
+    "test lines": Bound(34_991, 29_500),
     "bench and training lines": Bound(15_512, 16_500),
     "docs lines": Bound(3_823, 4_000),
     "commands": Bound(19, 21),
