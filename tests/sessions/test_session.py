@@ -309,7 +309,7 @@ def test_a_value_is_given_again_only_to_mend_an_edit_in_place(make: Open, skill:
             session.edit("tier", "gold", SUFFIX)
         session.edit("tier", "basic", Method.parse("field"))
         for method in (None, Method.parse("field")):
-            with pytest.raises(SkillError, match="tier is basic already, by field.*erratum or suffix"):
+            with pytest.raises(SkillError, match=r"tier is basic already, by field.*erratum or suffix"):
                 session.edit("tier", "basic", method)
         for mends in (SUFFIX, ERRATUM):
             session.edit("tier", "basic", mends)
