@@ -24,7 +24,7 @@ from bench.faults.frame import ROOT, Failed, traced, waited
 from notes_cli import cli
 from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
-from notes_cli.library.records import to_json
+from notes_cli.library.metadata import to_json
 from notes_cli.library.store import Library
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.state import SnapshotError, read_snapshot

@@ -1,16 +1,21 @@
-"""Converts between a segment and the keys `notes.` of its file (docs/format.md), which must fit its tokens."""
+"""Converts between a segment and the keys `notes.` of its file (docs/format.md), which must fit its tokens.
+
+Converts dataclasses and named tuples to JSON and back, too, here and for the snapshots of sessions.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, is_dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
-from functools import partial
+from enum import Enum
+from functools import cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from notes_cli.engine.gguf import FormatError
 from notes_cli.engine.segment import (
@@ -25,7 +30,6 @@ from notes_cli.engine.segment import (
     Tokens,
     quantized,
 )
-from notes_cli.library.records import from_json
 
 FORMAT = 1
 KIND = "segment"
@@ -137,7 +141,8 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
     text_of(keys, "fields")
     fields, media = _list_of(keys, "fields", FieldSpan), _list_of(keys, "media", Media)
     _check(all(_fits(span, texts["text"], n) for span in fields), "its fields do not fit its text")
-    blocks, batches = _list_of(keys, "blocks", int), _list_of(keys, "batches", MicroBatches)
+    blocks = _list_of(keys, "blocks", int)
+    batches = tuple([MicroBatches(*numbers) for numbers in _list_of(keys, "batches", tuple[int, int, int])])
     if "blocks" in keys:
         right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
         _check(first is None and right, "its blocks do not fit its tokens")
@@ -202,3 +207,69 @@ def _shows(image: Media, n_tokens: int) -> bool:
 def _check(right: bool, problem: str) -> None:
     if not right:
         raise FormatError(problem)
+
+
+# JSON of records.
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as JSON has it. Members of dataclasses that have their default are left out, sets are sorted."""
+    if is_dataclass(value):
+        parts = {part.name: (getattr(value, part.name), part) for part in fields_of(value)}
+        return {name: to_json(each) for name, (each, part) in parts.items() if each != _default(part)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: to_json(each) for key, each in value.items()}
+    if isinstance(value, (tuple, frozenset)):
+        return [to_json(each) for each in (sorted(value) if isinstance(value, frozenset) else value)]
+    return value
+
+
+def _default(part: Any) -> Any:
+    return part.default_factory() if part.default_factory is not MISSING else part.default
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Return the value of this type. A number with a fraction may be whole, a named tuple an object or a list.
+
+    Raises AttributeError, LookupError, TypeError or ValueError for JSON of another type, and RecursionError.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        options = [option for option in args if option is not type(None)]
+        if len(options) > 1:  # dataclasses, which the first member tells apart: a text
+            firsts = [(option, fields_of(option)[0]) for option in options]
+            options = [option for option, first in firsts if first.name in value and first.type == "str"]
+        return from_json(options[0], value)
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        if value not in (args or [each.value for each in kind]):
+            raise ValueError(value)
+        return value if args else kind(value)
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints = _types(kind)
+        if isinstance(value, list) and not is_dataclass(kind):
+            value = dict(zip(hints, value, strict=True))
+        if not isinstance(value, dict) or not value.keys() <= hints.keys():
+            raise TypeError(kind)
+        return kind(**{name: from_json(hints[name], each) for name, each in value.items()})
+    if origin in (tuple, list, frozenset):
+        if not isinstance(value, list):
+            raise TypeError(kind)
+        if args[0] is int and all(type(each) is int for each in value):  # such as tokens
+            return origin(value)
+        if origin is tuple and args[-1] is not Ellipsis:
+            return tuple(from_json(arg, each) for arg, each in zip(args, value, strict=True))
+        return origin(from_json(args[0], each) for each in value)
+    if origin is not None:  # a mapping
+        return {from_json(args[0], key): from_json(args[1], each) for key, each in value.items()}
+    if type(value) is kind or (type(value), kind) == (int, float):
+        return value
+    raise TypeError(kind)
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

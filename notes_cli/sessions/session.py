@@ -47,7 +47,7 @@ from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.follow import render, text_of
 from notes_cli.sessions.session_kv import Planned, SessionKV
 from notes_cli.sessions.state import ANSWERED, Entry, Memory, Part, SkillText, State, Turn, messages_of, with_messages
-from notes_cli.text.erratum import known_fields, read_errata
+from notes_cli.text.erratum import Known, known_fields, read_errata
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Message, SkillPart, results_of, user_message
@@ -293,7 +293,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
             *turns, turn = with_messages([*before.conversation, turn], [*messages, ANSWERED])
             wanted = _by_skill({key: corrections.values[key] for key in corrections.in_place})
             changes = self._changes(segments, wanted, memory)
-            planned = self._follow_earlier(replace(before, corrections=corrections), turns, wanted, edited, memory)
+            planned = self._follow_earlier(replace(before, corrections=corrections), turns, wanted, edited, known)
             if (why := self.obstacle(planned)) is None:
                 break
         else:
@@ -357,7 +357,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         turns: Sequence[Turn],
         wanted: Mapping[str, Mapping[str, str]],
         edited: Sequence[str],
-        memory: Segment | None,
+        known: Known,
     ) -> Planned:
         """Plan the changes of the turns before the next one: to `turns`, and to the values of the `edited` skills."""
         model, before = self.workspace.model, self.state
@@ -365,7 +365,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         changes = {name: changed for name, changed in found.items() if changed}
         rest = amended(rest, changes, in_place=True).with_turns(turns)
         old = {skill.name for skill in before.skills} - {skill.name for skill in rest.skills}
-        cut = [f"an erratum of {before.key(key)}" for key in cut_errata(before, rest)]
+        cut = [f"an erratum of {known.key(*key.split('.', 1))}" for key in cut_errata(before, rest)]
         cut += [f"the memory {name}" for name in old]
         patches, after = self.plan(rest, changes=changes, removed="; ".join(cut))
         if old:  # what follows it moves once, and is not counted

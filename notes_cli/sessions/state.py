@@ -21,7 +21,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import Image, Patch, Range, apply_patches, is_ascending, position_map, removed_images
 from notes_cli.engine.segment import FieldSpan, Identity
 from notes_cli.library.global_errata import GlobalErratum, applying
-from notes_cli.library.records import from_json, to_json
+from notes_cli.library.metadata import from_json, to_json
 from notes_cli.runtime.place import Corrections, values_in
 from notes_cli.text.erratum import Known, known_fields, word
 from notes_cli.text.messages import ErratumPart, Message, SkillPart, TextPart
@@ -429,7 +429,7 @@ def _check(snapshot: Snapshot) -> None:
         for span in skill.fields:
             require(0 <= span.start <= span.end and skill.text[span.start : span.end] == span.value)
             require(0 <= span.first < span.last <= last - first)
-    require(all(key in state.current and state.known.find(key) for key in state.corrections.values))
+    require(state.corrections.values.keys() <= values_in(state.skills).keys())
     require(all(key in state.corrections.values for key in state.corrections.pending))
     require(is_ascending([(image.first, image.last) for image in state.images], count))
     require(all(map(_is_image, state.images)))
