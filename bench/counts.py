@@ -44,7 +44,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_515, 32_500),
+    "package lines": Bound(36_516, 32_500),
     "package files": Bound(124, 130),
     "test lines": Bound(34_991, 29_500),
     "bench and training lines": Bound(15_512, 16_500),
