@@ -1,4 +1,4 @@
-"""Operations on a session between its turns: edits, corrections by global errata, compaction, forgetting.
+"""Changes earlier turns of a session: edits fields, applies global errata, compacts, forgets turns and results.
 
 Each changes the conversation, and the sequence follows the difference (session_kv.py). `cut` moves the K/V after it,
 which was computed with the removed text and may still depend on it. `suffix` decodes that again, and keeps nothing of
