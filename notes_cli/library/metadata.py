@@ -258,10 +258,10 @@ def from_json(kind: Any, value: Any) -> Any:
     if origin in (tuple, list, frozenset):
         if not isinstance(value, list):
             raise TypeError(kind)
-        if args[0] is int and all(type(each) is int for each in value):  # such as tokens
-            return origin(value)
         if origin is tuple and args[-1] is not Ellipsis:
             return tuple(from_json(arg, each) for arg, each in zip(args, value, strict=True))
+        if args[0] is int and all(type(each) is int for each in value):  # such as tokens
+            return origin(value)
         return origin(from_json(args[0], each) for each in value)
     if origin is not None:  # a mapping
         return {from_json(args[0], key): from_json(args[1], each) for key, each in value.items()}
