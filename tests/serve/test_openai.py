@@ -17,17 +17,6 @@ from .conftest import QUESTION, Json, Served, reply_text
 ASKED = [{"role": "user", "content": QUESTION}]
 
 
-def test_a_question_with_a_skill(served: Served) -> None:
-    """With and without an erratum; the skill's tokens count as cached."""
-    for errata in ({}, {"date": "2026-07-01"}):
-        notes = {"splice": ["returns"], "errata": errata}
-        reply = served.client.chat.completions.create(model="tiny", messages=ASKED, extra_body={"notes": notes})
-        assert reply.choices[0].message.content == ("refused" if errata else "accepted")
-        assert reply.choices[0].finish_reason == "stop"
-        assert reply.usage and reply.usage.prompt_tokens_details
-        assert reply.usage.prompt_tokens > (reply.usage.prompt_tokens_details.cached_tokens or 0) >= 110
-
-
 def test_the_models_name_names_skills(served: Served) -> None:
     listed = [one.id for one in served.client.models.list()]
     assert {f"{listed[0]}@returns", f"{listed[0]}@support"} <= set(listed)

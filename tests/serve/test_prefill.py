@@ -45,20 +45,6 @@ def test_a_prefilled_answer_is_an_answer_in_the_next_turn(served: Served) -> Non
     assert errata[0] == errata[1]
 
 
-def test_the_messages_api(served: Served) -> None:
-    """The block has the rest alone; the tokens of the prefill count as input."""
-    body: Json = {"max_tokens": 64, "notes": NOTES}
-    blocks = [{"type": "text", "text": "The date is"}]
-    reply = served.http.post("/v1/messages", json={**body, "messages": [THINK, {**LAST, "content": blocks}]}).json()
-    assert reply["content"] == [{"type": "text", "text": " 2026-07-01. So the return is refused."}]
-    assert reply["stop_reason"] == "end_turn"
-    counts = [
-        served.http.post("/v1/messages/count_tokens", json={**body, "messages": messages}).json()["input_tokens"]
-        for messages in ([THINK], [THINK, {**LAST, "content": blocks}])
-    ]
-    assert counts[0] < counts[1] == sum(reply["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_"))
-
-
 def test_an_empty_one_begins_nothing(served: Served) -> None:
     whole = served.chat([THINK], notes=NOTES)
     for content in ("", None, []):

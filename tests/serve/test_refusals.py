@@ -269,20 +269,6 @@ def test_new_values_of_fields() -> None:
                 parse_chat({"messages": [ASK], "notes": {key: given}})
 
 
-def test_a_choice_has_its_probabilities(served: Served) -> None:
-    """Also at the end of a stream."""
-    notes: Json = {"ask": True, "splice": ["returns"], "choices": CHOICES}
-    reply = served.chat([ASK], notes=notes)
-    (choice,) = reply["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("accepted", "stop")
-    assert reply["notes"].keys() == {"choice", "probabilities"} and [*reply["notes"]["probabilities"]] == CHOICES
-    body = {"messages": [ASK], "stream": True, "notes": {**notes, "session": "streamed"}}
-    lines = served.http.post(CHAT, json=body).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "accepted"
-    assert [event["notes"]["choice"] for event in events if "notes" in event] == ["accepted"]
-
-
 def test_a_single_question_leaves_nothing_for_others(served: Served) -> None:
     """Its sequence is closed, and K/V that was edited in place is in no other prompt."""
     free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
