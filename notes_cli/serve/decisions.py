@@ -93,10 +93,7 @@ def parse_decisions(data: Any, *, forms: bool = True) -> list[tuple[Question, Ch
     changes nothing: choices need no grammar."""
     reader = Reader(data)
     system, parts = _input(reader.any("input"))
-    listed = reader.any("questions")
-    if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
-        raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
-    asked = [(_question(item), item.where) for item in readers(listed, "questions", "a list")]
+    asked = [(_question(item), item.where) for item in reader.listed("questions", "questions", 1, PROMPTS)]
     model, notes = reader.text("model"), reader.inner("notes").rest()
     if reader.flag("stream"):
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
@@ -108,8 +105,6 @@ def parse_decisions(data: Any, *, forms: bool = True) -> list[tuple[Question, Ch
     questions = []
     for question, place in asked:
         choices = [option.text for option in question.options]
-        if not 1 < len(choices) <= MOST_ANSWERS:
-            raise invalid(place, f"{place} must have 2 to {MOST_ANSWERS} options")
         if not (question.text and all(choices)):
             what = "an option without a text" if question.text else "no instructions"
             raise invalid(place, f"{place} has {what}")
@@ -176,19 +171,13 @@ def _question(reader: Reader) -> Question:
     if kind == "predicate":
         options = [Option("yes", True), Option("no", False)]
     elif kind == "choice":
-        options = [_option(item, "value", (str, bool)) for item in _items(reader, "choices")]
+        options = [_option(item, "value", (str, bool)) for item in reader.listed("choices", "options", 2, MOST_ANSWERS)]
     elif kind == "score":
-        options = [_option(item, "label", (str,)) for item in _items(reader, "levels")]
+        options = [_option(item, "label", (str,)) for item in reader.listed("levels", "options", 2, MOST_ANSWERS)]
     else:
         raise reader.wrong("type", "predicate, choice or score", kind)
     reader.end()
     return Question(kind, name, BETWEEN.join(part["text"] for part in parts), options)
-
-
-def _items(reader: Reader, key: str) -> list[Reader]:
-    wanted = "a list of two or more"
-    listed: Any = reader.take(key, wanted, lambda value: isinstance(value, list) and len(value) > 1, [])
-    return readers(listed, reader.name(key), wanted)
 
 
 def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
