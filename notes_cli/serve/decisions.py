@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, invalid, renaming
-from notes_cli.serve.replies import Json, Reply, usage
+from notes_cli.serve.replies import Json, Reply, response_usage
 from notes_cli.text.messages import BETWEEN
 
 IGNORED = {"safety_identifier", "prompt_cache_key", "prompt_cache_options"}
@@ -194,14 +194,6 @@ def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
 def join_decisions(replies: Sequence[Reply]) -> Json:
     """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
     answers = [reply.answer() for reply in replies if isinstance(reply, DecisionReply)]
-    counts = usage(replies)
-    tokens = {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
-        "output_tokens": 0,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["prompt_tokens"],
-    }
     explained = [reply.explained()["notes"] for reply in replies if reply.request.notes.explain]
     more = {"notes": explained} if explained else {}
-    return {"model": replies[0].model, "answers": answers, "usage": tokens, **more}
+    return {"model": replies[0].model, "answers": answers, "usage": response_usage(replies), **more}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
-from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
+from notes_cli.serve.replies import AnswerEvent, Json, Reply, response_usage, tool_calls
 from notes_cli.text.messages import ToolCall
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
@@ -251,7 +251,7 @@ class ResponsesReply(Reply):
             "model": self.model,
             "output": list(self._items) if finished else [],
             **self.asked.repeated,
-            "usage": _usage(self) if status == "completed" else None,
+            "usage": response_usage([self]) if status == "completed" else None,
             **(self.explained() if finished else {}),
         }
         if status == "completed" and self.kept is not None and self.asked.store:  # for the next request
@@ -349,14 +349,3 @@ class ResponsesReply(Reply):
     def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:
         logprobs = self._logprobs(tokens)
         return logprobs["content"] if logprobs else []
-
-
-def _usage(reply: Reply) -> Json:
-    counts = usage([reply])
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"],
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": counts["completion_tokens_details"],
-        "total_tokens": counts["total_tokens"],
-    }

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import openai
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from notes_cli.runtime.request import Answer, Counts, Settings, Text
 from notes_cli.serve.responses_api import ResponsesReply, parse_responses
@@ -69,6 +71,7 @@ def read(api: str, reply: Json) -> Found:
         counts = used["prompt_tokens"], used["completion_tokens"]
         return Found(choice["message"]["content"] or "", calls, choice["finish_reason"], *counts)
     if api == RESPONSES:
+        Response.model_validate(reply)
         texts = [item["content"][0]["text"] for item in reply["output"] if item["type"] == "message"]
         calls = [(item["name"], item["arguments"]) for item in reply["output"] if item["type"] == "function_call"]
         end = "tool_calls" if calls and reply["status"] == "completed" else ENDS[reply["status"]]
@@ -86,6 +89,7 @@ def joined(api: str, text: str) -> Json:
     kinds = [event["type"] for event in found]
     assert [event[0] for event in events] == [f"event: {kind}" for kind in kinds]
     if api == RESPONSES:
+        TypeAdapter(list[ResponseStreamEvent]).validate_python(found)
         assert [event["sequence_number"] for event in found] == [*range(len(found))]
         assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
         for kind, key in (("output_text", "text"), ("function_call_arguments", "arguments")):
