@@ -32,6 +32,7 @@ from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.request import Prefilled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.prepare import Options
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import Skill
 from notes_cli.text.tools import ToolSet, in_order
@@ -167,7 +168,7 @@ def counts(model: Path, agent: Agent, reuse: str, *, compiled: bool) -> Iterator
                 compile_to_library(workspace, Skill("system", "", agent.system, (), "-"), blocks="headings")
                 tools = ToolSet("tools", in_order(agent.tools), "-")
                 compile_to_library(workspace, skill_of(workspace, tools))
-        scheduler = DecodeThread(opened)
+        scheduler = DecodeThread(opened, Options())
         with closing(scheduler):
             scheduler.start()
             scheduler.ready.result()

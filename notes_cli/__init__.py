@@ -8,9 +8,9 @@
         print(answer)
 
 `open` returns a Model. Its methods: `compile`, `segment` and `import_segment` for skills, `ask`, `stream` and
-`ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
-`verify_edits` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question. Errors are
-NotesErrors. Submodules are imported on first use of a name.
+`ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify` and `bench`
+to measure. `help(notes.Model.ask)` lists the options of a question. Errors are NotesErrors. Submodules are imported on
+first use of a name.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
         TakenError,
         UnsupportedError,
     )
-    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
-    from notes_cli.measure.verify import Report
+    from notes_cli.measure.verify import EditReport, Report, SessionReport
     from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Prefilled, Request, Text
@@ -58,9 +57,8 @@ _MODULES = {
         *("EngineError", "ModelError", "NotesError", "Notice", "SegmentError"),
         *("SessionError", "SkillError", "TakenError", "UnsupportedError"),
     ),
-    "measure.examination": ("Examination", "SessionReport"),
     "measure.speed": ("Benching", "Speed"),
-    "measure.verify": ("Report",),
+    "measure.verify": ("EditReport", "Report", "SessionReport"),
     "runtime.recompile": ("Compiled", "Imported"),
     "runtime.request": ("Answer", "Callbacks", "Prefilled", "Request", "Text"),
     "sessions.edits": ("Compacted", "Edited", "Forgotten"),
@@ -74,9 +72,9 @@ __all__ = [
     "Compiled",
     "ContextOptions",
     "Decision",
+    "EditReport",
     "Edited",
     "EngineError",
-    "Examination",
     "Forgotten",
     "Imported",
     "Method",

@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from notes_cli.library.store import Store
-    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
-    from notes_cli.measure.verify import Edits, Report
+    from notes_cli.measure.verify import Report, SessionReport
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.sessions.edits import Compacted, Edited, Forgotten
     from notes_cli.sessions.folder import Sessions
@@ -451,10 +450,12 @@ class Model(_AsyncMethods):
     @synchronized
     def verify(
         self,
-        splice: Sequence[SkillRef] | Examination,
+        splice: Sequence[SkillRef],
         *,
         questions: Sequence[str] = (),
         errata: Sequence[str] | Mapping[str, str] = (),
+        fields: Mapping[str, str] | None = None,
+        methods: Sequence[str] = (),
         choices: Sequence[str] | None = None,
         system: str | None = None,
         seam: int | None = None,
@@ -463,53 +464,23 @@ class Model(_AsyncMethods):
     ) -> Report:
         """Compare spliced skills, with and without errata, with a full recompute of the same tokens.
 
-        splice: Skills as for `ask`, or an Examination with all options.
+        splice: Skills as for `ask`.
         questions: Questions to ask; by default for the value of each field.
         errata: Corrections with which each question is asked again.
+        fields: New values: compare the edit methods that apply them with a recompute of the corrected text instead.
+        methods: Names of edit methods, by default all.
         choices: Decide among these answers; None compares greedy answers.
         system: Text before the skills; by default a few sentences, so that the skills' K/V is moved.
         seam, wording: As for `ask`.
 
-        Return a Report: `passed`, `failures`, and a case per question. Raises NotesError if the skills cannot be
-        compared.
+        Return a Report: `passed`, `failures`, and a case per question; of `fields` an EditReport, with the `cheapest`
+        method that agrees. Raises NotesError if the skills cannot be compared, or for an unknown field or method.
         """
-        from notes_cli.measure.examination import Examination, examine_splice
+        from notes_cli.measure.verify import verify_skills
 
-        if not isinstance(splice, Examination):
-            corrections: Any = errata  # may be a mapping
-            options: Any = {"choices": choices, "system": system, "seam": seam, "wording": wording}
-            splice = Examination(splice, questions, corrections, **options)
-        return examine_splice(self.workspace, splice, callbacks)
-
-    @synchronized
-    def verify_edits(
-        self,
-        splice: Sequence[SkillRef] | Examination,
-        fields: Mapping[str, str] | None = None,
-        methods: Sequence[str] = (),
-        *,
-        questions: Sequence[str] = (),
-        errata: Sequence[str] | Mapping[str, str] = (),
-        choices: Sequence[str] | None = None,
-        system: str | None = None,
-        seam: int | None = None,
-        wording: str | None = None,
-        callbacks: Callbacks = NO_CALLBACKS,
-    ) -> Edits:
-        """Compare edit methods, each applying the new values of `fields`, with a full recompute of the corrected text.
-
-        methods: Names of edit methods, by default all. Other options as in `verify`.
-
-        Return Edits: `passed`, `failures`, the `cheapest` method that agrees, and the outcome of each. Raises
-        NotesError for an unknown field or method.
-        """
-        from notes_cli.measure.examination import Examination, examine_edits
-
-        if not isinstance(splice, Examination):
-            corrections: Any = errata  # may be a mapping
-            options = choices, system, seam, wording
-            splice = Examination(splice, questions, corrections, fields or {}, methods, *options)
-        return examine_edits(self.workspace, splice, callbacks)
+        how: Any = {"errata": errata, "fields": fields or {}, "choices": choices}  # errata may be a mapping
+        request = Request("", splice, **how, system=system, seam=seam, wording=wording)
+        return verify_skills(self.workspace, request, questions, methods, callbacks)
 
     @synchronized
     def bench(self, wanted: Benching | None = None, *, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
@@ -662,7 +633,7 @@ class Session(_AsyncMethods):
     @synchronized
     def verify(
         self,
-        questions: Sequence[str] | Examination = (),
+        questions: Sequence[str] = (),
         choices: Sequence[str] | None = None,
         *,
         wording: str | None = None,
@@ -671,11 +642,9 @@ class Session(_AsyncMethods):
         """Compare the session's K/V, restored from disk, with a prefill of its tokens, at its end and after each
         question (by default for the value of each field). Return a SessionReport. Raises NotesError if there is no
         turn."""
-        from notes_cli.measure.examination import Examination, examine_session
+        from notes_cli.measure.verify import verify_session
 
-        if not isinstance(questions, Examination):
-            questions = Examination(questions=questions, choices=choices, wording=wording)
-        return examine_session(self._session, questions, callbacks)
+        return verify_session(self._session, questions, choices=choices, wording=wording, callbacks=callbacks)
 
 
 def _close(sessions: list[Session]) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from notes_cli.engine.segment import Segment
     from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.library.store import SegmentFile
-    from notes_cli.measure.examination import Cause
     from notes_cli.runtime.request import Answer, Prefilled, Request, Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.state import Entry
@@ -41,14 +40,6 @@ _WHY = {
     "again": "decoded again",
     "live": "reused from an earlier prompt that begins alike",
     "near": "reused from {source}, after another text there, keys rotated by {moved:+d} positions",
-}
-
-
-_DIFFERENCES = {
-    "other_context": "{where} is preceded by a different context than at compile time",
-    "blocks": "{where} was compiled in blocks, which have not seen each other",
-    "in_place": "what comes after an edit in place was computed with the old value ({where})",
-    "cut": "what comes after what was cut out was computed with it, and may carry notes of it ({where})",
 }
 
 
@@ -95,11 +86,6 @@ def entry_why(entry: Entry) -> str:
     if entry.kind == TRACE:
         return "what comes after it may carry notes of it"
     return edit_why(entry) if entry.kind == "edit" else why(entry)
-
-
-def difference_why(cause: Cause, where: Sequence[str]) -> str:
-    """Describe why KV entries of a session may differ from those of a prefill."""
-    return _DIFFERENCES[cause.value].format(where=", ".join(where))
 
 
 def as_json(piece: Piece) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""One table of questions, asked in Python, by the command line, by a server and as lines of a batch: each has the same
-answer, tokens, pieces and notices, or the same error."""
+"""One table of questions, asked in Python, by the command line, of a server and as lines of a batch.
+
+Each has the same answer, tokens, pieces and notices, or the same error.
+"""
 
 from __future__ import annotations
 

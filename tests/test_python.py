@@ -24,7 +24,6 @@ from bench import readme
 from notes_cli.engine.interrupts import Cancelled, Stop
 from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, SkillError, TakenError
-from notes_cli.measure.examination import Examination
 from tests.events import on
 
 from .conftest import MakeModel
@@ -85,9 +84,6 @@ def test_signatures_list_every_option() -> None:
         options = {name: shown[name].default for name in shown.keys() & defaults.keys() - {"question"}}
         assert options == {name: value for name, value in defaults.items() if name not in rare | rules}
         assert not [one for one in shown.values() if one.kind is Parameter.VAR_KEYWORD]
-    examined = {one.name for one in fields(Examination)} | {"self", "callbacks"}
-    assert {*signature(notes.Model.verify_edits).parameters} == examined
-    assert {*signature(notes.Model.verify).parameters} == examined - {"fields", "methods"}
 
 
 def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> None:
@@ -236,7 +232,10 @@ def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None
         *(edited, checked, notes.Callbacks(), notes.SamplerOptions(), notes.Request(QUESTION, splice=[returns])),
         *(model.explain(QUESTION), notes.load_skill(str(SAMPLES / "returns"))),
         *(model.bring_up_to_date(SAMPLES / "returns"), model.ask(QUESTION, choices=CHOICES)),
-        *(model.verify([returns], **how), model.verify_edits([returns], {"date": "2026-07-01"}, ["suffix"], **how)),
+        *(
+            model.verify([returns], **how),
+            model.verify([returns], fields={"date": "2026-07-01"}, methods=["suffix"], **how),
+        ),
     ):
         assert "\n" not in repr(one) and "array(" not in repr(one) and " at 0x" not in repr(one)
         assert repr(one).startswith(type(one).__name__)

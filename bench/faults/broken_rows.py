@@ -86,17 +86,12 @@ def _scaled(rows: Rows, chance: np.random.Generator) -> Rows:
     return out
 
 
-def _bf16(rows: Rows) -> Rows:
-    bits = rows.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
-def _quantized(rows: Rows, most: int) -> Rows:
-    """Rounded to multiples of a scale, of which each block of 32 numbers has one: q8_0 for 127 at most, q4 for 7."""
+def _quantized(rows: Rows) -> Rows:
+    """Rounded to multiples of a scale, from -7 to 7 times, of which each block of 32 numbers has one, as in q4."""
     if rows.shape[1] % BLOCK:
         return rows
     blocks = rows.reshape(len(rows), -1, BLOCK)
-    scale = (np.abs(blocks).max(axis=2, keepdims=True) / most).astype(np.float16).astype(np.float32)
+    scale = (np.abs(blocks).max(axis=2, keepdims=True) / 7).astype(np.float16).astype(np.float32)
     rounded: Rows = (np.rint(blocks / np.maximum(scale, 1e-20)) * scale).reshape(rows.shape)
     return rounded
 
@@ -121,9 +116,7 @@ BREAKS: dict[str, Break] = {
     "signs flipped": lambda rows, chance, heads, row: -rows,
     CHANNEL: lambda rows, chance, heads, row: _scaled(rows, chance),
     "all rows 5% larger": lambda rows, chance, heads, row: rows * 1.05,
-    "rounded to bf16": lambda rows, chance, heads, row: _bf16(rows),
-    "rounded to q8_0": lambda rows, chance, heads, row: _quantized(rows, 127),
-    "rounded to 4 bits": lambda rows, chance, heads, row: _quantized(rows, 7),
+    "rounded to 4 bits": lambda rows, chance, heads, row: _quantized(rows),
     FAINT: lambda rows, chance, heads, row: _faint(rows, chance),
 }
 TURNED, SWAPPED, NEIGHBOUR = "keys one position off", "K and V swapped", "rows of the layer before"
@@ -133,7 +126,6 @@ KINDS = (TURNED, SWAPPED, NEIGHBOUR, *WHOLE, *BREAKS)
 PLACES = ("first", "middle", "last", "all")
 # Where all rows are wrong, these show in some tensors only: in others they move rows by less than a check's bar.
 SOME = (NOISE, *WHOLE, CHANNEL, "rounded to 4 bits", "all rows 5% larger", "a mean of two rows")
-ROUNDED = ("rounded to bf16", "rounded to q8_0")  # of any size: they have a pattern
 # Smallest change of a row, in f16 and in q8_0, that a check must find where no other row shows it.
 TOLD = {False: 0.03, True: 0.05}
 
@@ -174,7 +166,7 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
     heads = int(model.metadata(f"{model.architecture}.attention.head_count_kv") or 1)
     before, row = segment.base - segment.first, int(chance.integers(len(segment)))
     layers, changed, changes, q8_0 = list(segment.layers), set(), [], any(quantized(segment.kv))
-    told = kind in ROUNDED or (kind == CHANNEL and len(segment) >= 16) or _shows(segment, place, which)
+    told = (kind == CHANNEL and len(segment) >= 16) or _shows(segment, place, which)
     for index in chosen:
         rows, new = layers[index], {}
         for name, part, label in zip("kv", (rows.k, rows.v), NAMES[rows.part], strict=True):

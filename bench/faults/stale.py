@@ -22,7 +22,8 @@ from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.request import Prefilled, Text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.serve.scheduler import DecodeThread, Limits
+from notes_cli.serve.prepare import Options
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import parse_skill
 from training import policies
 from training.tiny import world
@@ -185,7 +186,7 @@ class Answers:
         def opened() -> Workspace:
             return Workspace(model, ContextOptions(n_ctx=8192, n_threads=1), paths=home)
 
-        self.decoding = DecodeThread(opened, Limits(parallel=4, cache_ram=1 << 28), ["model"])
+        self.decoding = DecodeThread(opened, Options(parallel=4, cache_ram=1 << 28, names=("model",)))
         self.decoding.start()
         self.workspace = self.decoding.ready.result(60)
 

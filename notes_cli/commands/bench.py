@@ -100,5 +100,5 @@ def _as_json(speed: Speed) -> dict[str, Any]:
         **attributes(speed, "model", "threads", "flash_attention", "cache"),
         "question": speed.wanted.question,
         "lengths": lengths,
-        "left_out": [attributes(length, "tokens", "why") for length in speed.left_out],
+        "left_out": [{"tokens": tokens, "why": why} for tokens, why in speed.left_out.items()],
     }

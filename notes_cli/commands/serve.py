@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.serve.app import Options
+    from notes_cli.serve.prepare import Options
     from notes_cli.serve.scheduler import DecodeThread
     from notes_cli.serve.upstream import Target
 
@@ -149,8 +149,9 @@ def command(
     from notes_cli.runtime.naming import own_name
 
     try:
-        from notes_cli.serve.app import Options, Service
-        from notes_cli.serve.scheduler import DecodeThread, Limits
+        from notes_cli.serve.app import Service
+        from notes_cli.serve.prepare import Options
+        from notes_cli.serve.scheduler import DecodeThread
         from notes_cli.serve.server import listen, serve
 
         if upstream is not None:
@@ -164,22 +165,25 @@ def command(
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
+    taken = {
+        name: given[name] for name in ("origins", "page", "forms", "errata", "reuse", "parallel", "queue", "chunk")
+    }
     options = Options(
         host=host,
         keys=tuple(key.strip() for key in keys),
-        origins=given["origins"],
         body=given["max_body"] << 20,
-        page=given["page"],
-        forms=given["forms"],
         verbose=bool(given["verbose"]),
-        errata=given["errata"],
+        splice=splice,
+        max_tokens=given["max_tokens"],
+        cache_ram=None if cache_ram is None else cache_ram << 20,
+        **taken,
     )
     if upstream is not None:
         try:
             target = Target.parse(upstream, (given["upstream_key"] or "").strip())
         except NotesError as error:
             raise click.BadParameter(str(error), param_hint="'--upstream'") from None
-        _serve_upstream(target, texts, splice, options, port, drain)
+        _serve_upstream(target, texts, options, port, drain)
         return
     if texts or named("upstream_key"):
         raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
@@ -191,11 +195,9 @@ def command(
             return open_workspace(**given)
 
     word = given["model"] if given["model"] and not os.path.exists(given["model"]) else own_name(choice.path)
-    names = [*given["aliases"], *([word] if word else [])]
-    ram = None if cache_ram is None else cache_ram << 20
-    limits = Limits(given["parallel"], given["queue"], given["max_tokens"], given["chunk"], ram)
-    scheduler = DecodeThread(workspace, limits, names, splice, given["reuse"])
-    options = replace(options, token=os.urandom(32).hex())
+    names = (*given["aliases"], *([word] if word else []))
+    options = replace(options, names=names, token=os.urandom(32).hex())
+    scheduler = DecodeThread(workspace, options)
     with listen(host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 
@@ -203,7 +205,7 @@ def command(
             ending.enter_context(_registered(scheduler, host, port, options.token, choice.settings))
             _say_serving(scheduler.names[0], options, port)
 
-        serve(Service(scheduler, options), listening, on_ready, drain)
+        serve(Service(scheduler), listening, on_ready, drain)
     output.say("ended")
     if scheduler.loading:  # llama.cpp is loading the model in another thread
         os._exit(0)
@@ -218,9 +220,7 @@ def _say_serving(name: str, options: Options, port: int) -> None:
         output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
 
-def _serve_upstream(
-    target: Target, texts: Sequence[str], splice: Sequence[str], options: Options, port: int, drain: float
-) -> None:
+def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port: int, drain: float) -> None:
     """Serve in front of another server. Raises UsageError for an option that needs a model."""
     from notes_cli.library.store import Library
     from notes_cli.serve.server import listen, serve
@@ -230,7 +230,7 @@ def _serve_upstream(
     for parameter in click.get_current_context().command.params:
         if parameter.name and parameter.name not in WITH_UPSTREAM and named(parameter.name):
             raise click.UsageError(f"{flag_of(parameter)} does not go with --upstream, which loads no model")
-    skills = SkillTexts(Library(config.paths().library), texts, splice)
+    skills = SkillTexts(Library(config.paths().library), texts, options.splice)
     service = Upstream(target, Placer(skills, options.errata), options)
     with listen(options.host, port) as listening:
         port = listening.getsockname()[1]

@@ -23,12 +23,10 @@ from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, option, piped_text, read_text
 from notes_cli.errors import NotesError
-from notes_cli.explanations import attributes, difference_why, entry_why
+from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
-    from notes_cli.errors import Notice
-    from notes_cli.measure.examination import SessionReport
-    from notes_cli.measure.verify import Case, Edits, Parting, Report
+    from notes_cli.measure.verify import Case, EditReport, Parting, Report, SessionReport
     from notes_cli.sessions.state import Entry
 
 _WIDE = 100  # columns of a terminal from which on the table has figures
@@ -100,9 +98,8 @@ def command(
     A skill that was compiled alone has not seen those before it, which questions that need two may not survive: give
     some (--questions).
 
-    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits (also by how
-    much the one that differs most does) and rows. What was forgotten is not among them: the prefill is what a session
-    comes to that never had it.
+    With --session, what is put back from disk is compared with a prefill of the session's tokens: logits and rows. What
+    was forgotten is not among them: the prefill is what a session comes to that never had it.
 
     Where a model's rows cannot be moved, the skills are verified at the start of the prompt.
 
@@ -130,42 +127,39 @@ def command(
     answers = answers_of(choices)
     questions += _read_questions(file)
 
-    from notes_cli.measure.examination import Examination
     from notes_cli.text.fields import parse_values
 
-    wanted = Examination(
-        splice=names,
-        questions=questions,
-        errata=errata,
-        fields=parse_values(fields),
-        methods=methods,
-        choices=answers,
-        system=system,
-        seam=seam,
-        wording=wording,
-    )
-    callbacks = print_callbacks()
     with open_model(session=session, **model) as opened:
+        callbacks = print_callbacks()
+        report: Report
         if session:
             with opened.session(session, new=False, reading=True) as conversation:
-                comparison, entries = conversation.verify(wanted, callbacks=callbacks), conversation.entries
-            places = [_describe_position(entries, error.position) for error in comparison.layers]
-            if json_:
-                output.as_json(_session_as_json(comparison, session, places))
-            else:
-                _print_session(comparison, places, opened.name)
-            return 0 if comparison.passed else 1
-        if fields:
-            edits = opened.verify_edits(wanted, callbacks=callbacks)
-            output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, opened.name)
-            if save and edits.cheapest:
-                _save(opened.name, {**chosen, "method": edits.cheapest})
-            return 0 if (edits.cheapest if save else edits.passed) else 1
-        report = opened.verify(wanted, callbacks=callbacks)
-        output.as_json(_as_json(report)) if json_ else _print(report, opened.name)
-        if save and report.passed:
+                report = conversation.verify(questions, answers, wording=wording, callbacks=callbacks)
+                entries = conversation.entries
+        else:
+            entries = ()
+            report = opened.verify(
+                names,
+                questions=questions,
+                errata=errata,
+                fields=parse_values(fields),
+                methods=methods,
+                choices=answers,
+                system=system,
+                seam=seam,
+                wording=wording,
+                callbacks=callbacks,
+            )
+        if json_:
+            output.as_json(_as_json(report, session, entries))
+        else:
+            _print(report, opened.name, entries)
+        passed = report.passed
+        if save and fields and (passed := bool(cheapest := getattr(report, "cheapest", None))):
+            chosen["method"] = str(cheapest)
+        if save and passed:
             _save(opened.name, chosen)
-        return 0 if report.passed else 1
+        return 0 if passed else 1
 
 
 def _save(model: str, chosen: dict[str, str]) -> None:
@@ -186,59 +180,101 @@ def _read_questions(file: Path | None) -> tuple[str, ...]:
     return questions
 
 
-def _as_json(report: Report) -> dict[str, Any]:
-    cases = report.cases
+def _as_json(report: Report, session: str | None, entries: Sequence[Entry]) -> dict[str, Any]:
+    from notes_cli.measure.verify import EditReport, SessionReport
+
+    facts: dict[str, Any] = {"version": 1}
+    if isinstance(report, EditReport):
+        refused = {name: worded(error) for name, error in report.refused.items()}
+        facts |= {**attributes(report, "default", "why", "decisive", "cheapest"), "refused": refused}
+    elif isinstance(report, SessionReport):
+        layers = [{**asdict(error), "at": _position(entries, error.position)} for error in report.layers]
+        facts |= {"name": session, "tokens": report.tokens, "layers": layers, "reasons": _reasons(report)}
+    else:
+        rows = {name: {**asdict(check), "wrong": list(map(str, check.wrong))} for name, check in report.rows.items()}
+        facts |= {"system": report.system, "rows": rows}
+    if not isinstance(report, EditReport):
+        facts |= {figure: report.mean(figure) for figure in ("cosine", "kl")}
     return {
-        "version": 1,
-        **attributes(report, "system", "cosine", "kl"),
-        "same_top": all(case.same_top for case in cases),
-        "same_decision": all(case.same_decision for case in cases),
-        "rows": {name: {**asdict(check), "wrong": list(map(str, check.wrong))} for name, check in report.rows},
+        **facts,
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
-        "cases": [{**asdict(case), **attributes(case, "same_decision", "right")} for case in cases],
-        "kept": {name: {"kv": kv, "bytes": size} for name, kv, size in report.small},
+        "cases": [{**asdict(case), **attributes(case, "same_decision", "right")} for case in report.cases],
     }
 
 
-def _print(report: Report, model: str) -> None:
-    wide, corrects = output.width(_WIDE) >= _WIDE, any(case.corrected is not None for case in report.cases)
+def _print(report: Report, model: str, entries: Sequence[Entry]) -> None:
+    from notes_cli.measure.verify import EditReport, SessionReport
+
+    if isinstance(report, EditReport):
+        _print_methods(report)
+        against = f"against a recompute of the corrected text on {model}"
+    else:
+        _print_questions(report.cases)
+        right = [case.right for case in report.cases if case.question]
+        against = f"{sum(right)} of {len(right)} decisions as a full recompute, mean cosine {report.mean('cosine'):.4f}"
+        against += f", on {model}"
+    if isinstance(report, SessionReport):
+        far = report.largest
+        where = f"in layer {far.layer}, at {_position(entries, far.position)}: K by {far.k:.1e}, V by {far.v:.1e}"
+        output.result(f"of {report.tokens:,} tokens from disk, rows differ most {where}")
+        for reason in _reasons(report) or ["nothing that would make rows differ by more than rounding"]:
+            output.result(f"expected: {reason}")
+    if report.system:
+        output.result(f"the skills come after a system text (-s): {_short(report.system)}")
+    for name, check in report.rows.items():
+        if not check.wrong:
+            output.result(f"{name}: K and V of {check.layers} layers and {check.tokens} tokens are as computed now")
+        for why in check.unchecked:
+            output.result(f"{name}: not compared: {why}")
+    for failure in report.failures:
+        output.result(f"missed: {worded(failure)}")
+    output.result(f"{'pass' if report.passed else 'FAIL'}: {against}")
+    if report.rows and not report.passed:
+        output.result(f"next: {_next_step(report)}")
+
+
+def _print_questions(cases: Sequence[Case]) -> None:
+    wide, corrects = output.width(_WIDE) >= _WIDE, any(case.corrected is not None for case in cases)
     rows = [
         (
             _question(case),
             *((f"{case.cosine:.4f}", f"{case.kl:.1e}") if wide else ()),
             *(_short(case.decision), _short(case.reference)),
-            *(("" if case.corrected is None else _short(case.corrected),) if corrects else ()),
-            "same" if case.right else "DIFFERS",
+            *((_short(case.corrected or ""),) if corrects else ()),
+            ("same" if case.right else "DIFFERS") if case.question else "",
         )
-        for case in report.cases
+        for case in cases
     ]
     figures = ("cosine", "KL") if wide else ()
     corrected = ("corrected text",) if corrects else ()
-    output.table(("question", *figures, "spliced", "recompute", *corrected, "decision"), rows, right=figures)
-    for case in report.cases:
+    output.table(("question", *figures, "reused", "recompute", *corrected, "decision"), rows, right=figures)
+    for case in cases:
         if case.parting:
             output.result(_describe_parting(case, case.parting))
-    for name, kv, size in report.small:
-        output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded")
-    if report.system:
-        output.result(f"the skills come after a system text (-s): {_short(report.system)}")
-    for name, check in report.rows:
-        if check.right:
-            output.result(f"{name}: K and V of {check.layers} layers and {check.tokens} tokens are as computed now")
-        for why in check.unchecked:
-            output.result(f"{name}: not compared: {why}")
-    same = sum(case.right for case in report.cases)
-    _verdict(
-        f"{same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f}, on {model}",
-        report.failures,
-    )
-    if not report.passed:
-        output.result(f"next: {_next_step(report)}")
+
+
+def _print_methods(report: EditReport) -> None:
+    rows = []
+    for method, tried in report.by_method.items():
+        first, same = tried.cases[0], sum(case.right for case in tried.cases)
+        decision = "same" if same == len(tried.cases) else "DIFFERS"
+        detail = f"{_short(first.decision)} ({_short(first.reference)})"
+        detail = detail if len(tried.cases) == 1 else f"{same} of {len(tried.cases)}"
+        means = f"{tried.mean('cosine'):.4f}", f"{tried.mean('kl'):.1e}", f"{tried.mean('decoded'):.0f}"
+        rows.append((method, *means, decision, detail))
+    rows += [(method, "", "", "", "refused", worded(error)) for method, error in report.refused.items()]
+    columns = ("method", "cosine", "KL", "decoded", "decision", "")
+    output.table(columns, rows, right=columns[1:4])
+    output.result(f"without --method it is {report.why}")
+    if not report.decisive:
+        output.result("the old value decides these questions as the new one does, so they tell nothing of methods")
+    elif report.cheapest:
+        output.result(f"the cheapest that decides as the recompute: {report.cheapest}")
 
 
 def _question(case: Case) -> str:
-    return case.question + ("  + " + ", ".join(case.errata) if case.errata else "")
+    return (case.question or "at the end") + ("  + " + ", ".join(case.errata) if case.errata else "")
 
 
 def _describe_parting(case: Case, parting: Parting) -> str:
@@ -252,7 +288,7 @@ def _describe_parting(case: Case, parting: Parting) -> str:
 
 
 def _next_step(report: Report) -> str:
-    if broken := [name for name, check in report.rows if not check.right]:
+    if broken := [name for name, check in report.rows.items() if check.wrong]:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
         return "see why nothing was reused: notes ask --explain"
@@ -263,107 +299,15 @@ def _next_step(report: Report) -> str:
     return "ask such questions with --recompute, which decodes everything"
 
 
-def _verdict(summary: str, failures: Sequence[Notice]) -> None:
-    for failure in failures:
-        output.result(f"missed: {worded(failure)}")
-    output.result(f"{'FAIL' if failures else 'pass'}: {summary}")
+def _reasons(report: SessionReport) -> list[str]:
+    return [cause.value.format(", ".join(where)) for cause, where in report.causes.items()]
 
 
-def _edits_as_json(edits: Edits) -> dict[str, Any]:
-    means = ("cosine", "kl", "decoded")
-    tried = [
-        {
-            "method": trial.method,
-            "refused": worded(trial.refused) if trial.refused else None,
-            "same": trial.same,
-            "pass": trial.passed,
-            **{figure: trial.mean(figure) for figure in means},
-            "cases": [asdict(case) for case in trial.cases],
-        }
-        for trial in edits.tried
-    ]
-    return {
-        "version": 1,
-        **attributes(edits, "default", "why", "decisive", "cheapest"),
-        "failed": [worded(failure) for failure in edits.failures],
-        "pass": edits.passed,
-        "methods": tried,
-    }
-
-
-def _print_edits(edits: Edits, model: str) -> None:
-    rows = []
-    for trial in edits.tried:
-        if trial.refused:
-            rows.append((trial.method, "", "", "", "refused", worded(trial.refused)))
-            continue
-        first, count = trial.cases[0], len(trial.cases)
-        decision = "same" if trial.passed else "DIFFERS"
-        detail = f"{trial.same} of {count}" if count > 1 else f"{_short(first.decision)} ({_short(first.reference)})"
-        means = f"{trial.mean('cosine'):.4f}", f"{trial.mean('kl'):.1e}", f"{trial.mean('decoded'):.0f}"
-        rows.append((trial.method, *means, decision, detail))
-    columns = ("method", "cosine", "KL", "decoded", "decision", "")
-    output.table(columns, rows, right=columns[1:4])
-    output.result(f"without --method it is {edits.why}")
-    if not edits.decisive:
-        output.result("the old value decides these questions as the new one does, so they tell nothing of methods")
-    elif edits.cheapest:
-        output.result(f"the cheapest that decides as the recompute: {edits.cheapest}")
-    _verdict(f"against a recompute of the corrected text on {model}", edits.failures)
-
-
-def _describe_position(entries: Sequence[Entry], position: int) -> str:
+def _position(entries: Sequence[Entry], position: int) -> str:
     for entry in entries:
         if entry.position <= position < entry.position + entry.tokens:
             return f"position {position}, {entry.kind} {entry.name}".rstrip()
     return "the state after the last token"
-
-
-def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "name": name,
-        **attributes(report, "tokens", "cosine", "kl"),
-        "same_top": all(point.same_top for point in report.points),
-        "same_decision": report.same_decision,
-        "failed": [worded(failure) for failure in report.failures],
-        "pass": report.passed,
-        "points": [asdict(point) for point in report.points],
-        "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
-        "edits": [f"{edit.text} by {edit.how}: {entry_why(edit)}" for edit in report.edits],
-        "reasons": [difference_why(cause, where) for cause, where in report.causes.items()],
-    }
-
-
-def _print_session(report: SessionReport, places: Sequence[str], model: str) -> None:
-    rows = [
-        (
-            *("at the end" if point.question is None else point.question, f"{point.cosine:.4f}", f"{point.kl:.1e}"),
-            f"{point.difference:.1e}",
-            *("same" if point.same_top else "another", _short(point.decision or ""), _short(point.reference or "")),
-            "" if point.decision is None else "same" if point.decision == point.reference else "DIFFERS",
-        )
-        for point in report.points
-    ]
-    columns = ("after", "cosine", "KL", "logits", "top", "session", "recompute", "decision")
-    output.table(columns, rows, right=("cosine", "KL", "logits"))
-    errors = [
-        (f"{error.layer}", error.part, f"{error.k:.1e}", f"{error.v:.1e}", at)
-        for error, at in zip(report.layers, places, strict=True)
-    ]
-    output.table(("layer", "rows", "K error", "V error", "largest at"), errors, right=("layer", "K error", "V error"))
-    for edit in report.edits:
-        output.result(f"edit {edit.text} by {edit.how}: {entry_why(edit)}")
-    for cause, where in report.causes.items():
-        output.result(f"expected: {difference_why(cause, where)}")
-    if not report.causes:
-        output.result("expected: nothing that would make rows differ by more than rounding")
-    farthest = max(report.largest.k, report.largest.v)
-    _verdict(
-        f"{report.tokens} tokens from disk against a prefill of them, mean cosine {report.cosine:.4f}, "
-        f"rows within {farthest:.1e} on {model}",
-        report.failures,
-    )
 
 
 def _short(text: str) -> str:

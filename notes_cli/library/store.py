@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
-import numpy as np
-
-from notes_cli.engine.segment import Identity, Segment, Tokens
+from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import (
     CompilingError,
     DamagedError,
@@ -333,47 +331,6 @@ def _entry(name: str, path: Path) -> SegmentFile:
         return SegmentFile(name, path, info)
     except NotesError as error:
         return SegmentFile(name, path, None, error)
-
-
-def changes(
-    info: Segment,
-    *,
-    text: str,
-    tokens: Tokens | Sequence[int],
-    description: str,
-    fields: Sequence[tuple[str, str, int, int]],
-    identity: Identity,
-    context: Tokens | Sequence[int],
-    prefix_only: bool,
-    blocks: tuple[int, ...] | None = None,
-    kv: str | None = None,
-) -> list[str]:
-    """Return sentences on the changes since the segment was compiled; empty if it is up to date.
-
-    `tokens` are those of `text`, `fields` (name, value, start, end) those of Skill.fields, `context` the tokens of the
-    left context, `prefix_only` whether its K/V is stored, too, `blocks` the
-    first token of each, `kv` the stored type; None: any.
-    """
-    reasons = list(info.identity.differences(identity))
-    if info.text != text:
-        reasons.append("the text has changed")
-    elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(fields):
-        reasons.append("the fields have changed")
-    if info.text == text and not np.array_equal(info.tokens, np.asarray(tokens, np.int32)):
-        reasons.append("its text gives different tokens now")
-    if info.description != description:
-        reasons.append("the description has changed")
-    if not np.array_equal(info.context, np.asarray(context, np.int32)):
-        reasons.append("it was compiled after a different left context")
-    if info.prefix_only != prefix_only:
-        reasons.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
-    if blocks is not None and info.blocks != blocks and info.text == text:
-        reasons.append(
-            f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block"
-        )
-    if kv not in (None, info.kv):
-        reasons.append(f"its rows are kept as {info.kv}, not as {kv}")
-    return reasons
 
 
 READ = stat.S_IRGRP | stat.S_IROTH

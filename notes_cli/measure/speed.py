@@ -94,14 +94,6 @@ class Length:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A length that was not measured, with the reason."""
-
-    tokens: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Speed:
     """The results for a model."""
 
@@ -111,7 +103,7 @@ class Speed:
     cache: str
     wanted: Benching
     lengths: tuple[Length, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: dict[int, str]  # lengths that were not measured, and why
 
     def __repr__(self) -> str:
         shown = [
@@ -128,25 +120,27 @@ def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALL
     for operation in ("read", "splice"):
         if why := context.supports(operation):
             raise UnsupportedError(f"there is no splice to measure: {name} cannot {operation} rows: {why}")
-    lengths, left_out = [], []
+    lengths: list[Length] = []
+    left_out: dict[int, str] = {}
     with _temporary_folder(workspace) as folder:
         text = "\n\n".join(load_skill(str(path)).text for path in sample_skills())
         tokens: Tokens = np.resize(workspace.model.tokenize(text), max(wanted.tokens) + SPLICED_AT)
         for count in sorted(set(wanted.tokens)):
-            if why := _limit(workspace, wanted, count, folder):
-                left_out.append(LeftOut(count, why))
-                callbacks.on_event(Notice(f"{count:,} tokens are left out: {why}"))
-            else:
+            try:
                 lengths.append(_measure(workspace, wanted, count, tokens, folder, callbacks))
+            except (EngineError, UnwritableError) as error:
+                left_out[count] = f"with {wanted.around} around them: {error.what}"
+                callbacks.on_event(Notice(f"{count:,} tokens are left out, {left_out[count]}"))
     if not lengths:
-        raise EngineError(f"{left_out[0].tokens:,} tokens cannot be measured: {left_out[0].why}", "Measure fewer")
+        count, why = next(iter(left_out.items()))
+        raise EngineError(f"{count:,} tokens cannot be measured, {why}", "Measure fewer")
     options = workspace.options
     return Speed(
         f"{name} {workspace.model.quantization}",
         workspace.context.threads,
         options.flash_attention,
         options.cache,
-        *(wanted, tuple(lengths), tuple(left_out)),
+        *(wanted, tuple(lengths), left_out),
     )
 
 
@@ -166,37 +160,18 @@ def _temporary_folder(workspace: Workspace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _limit(workspace: Workspace, wanted: Benching, count: int, folder: Path) -> str | None:
-    """Return why skills of this length cannot be measured, None if they can. Memory is needed for the context and a
-    copy of the K/V, disk for its file."""
-    size, rows = count + wanted.around, _row_bytes(workspace, "f16") * count
-    options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, size))
-    needed = limits.context_bytes(workspace.model, options) + rows
-    memory, disk = limits.available_memory(), shutil.disk_usage(folder).free
-    if workspace.longest is not None and size > workspace.longest:
-        trained = f"the {workspace.longest:,} that {workspace.model.name} was trained for"
-        return f"with {wanted.around} around them they are more than {trained}"
-    if not workspace.grows and size > workspace.options.n_ctx:
-        return f"with {wanted.around} around them they do not fit into a context of {workspace.options.n_ctx:,}"
-    if memory is not None and needed > memory:
-        return f"they need about {human_size(needed)} of memory, and {human_size(memory)} are available"
-    if rows > disk:
-        return f"they need {human_size(rows)} of disk, and {human_size(disk)} are free in {folder.parent}"
-    return None
-
-
-def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:
-    """Return the bytes of K/V per token, in the types of the cache or in `kv_type`."""
-    options = workspace.options
-    k, v = (limits.ELEMENT[kv_type or own] for own in (options.type_k, options.type_v))
-    return int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in workspace.context.layers))
-
-
 def _measure(
     workspace: Workspace, wanted: Benching, count: int, tokens: Tokens, folder: Path, callbacks: Callbacks
 ) -> Length:
-    workspace.make_room(count + wanted.around)
-    cached, path = _row_bytes(workspace) * count, folder / "skill.notes"
+    size, options = count + wanted.around, workspace.options
+    k, v = limits.ELEMENT[options.type_k], limits.ELEMENT[options.type_v]
+    cached = count * int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in workspace.context.layers))
+    needed = cached + limits.context_bytes(workspace.model, replace(options, n_ctx=max(options.n_ctx, size)))
+    memory = limits.available_memory()
+    if memory is not None and needed > memory:  # the system would give it, and swap
+        raise EngineError(f"they need {human_size(needed)} of memory, and {human_size(memory)} are available")
+    workspace.make_room(size)
+    path = folder / "skill.notes"
     with workspace.sequence() as sequence:
         sequence.append(tokens[:SPLICED_AT])
         sequence.flush()

@@ -1,11 +1,13 @@
-"""Verifies splices, errata and edits on this model: compares logits and decisions with a full recompute."""
+"""Verifies splices, edit methods and sessions on this model: compares logits and decisions with a full recompute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cache, partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +15,24 @@ from numpy.typing import NDArray
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
 from notes_cli.editing.methods import METHODS, RECOMPUTE, STALE, Method, change
-from notes_cli.engine.segment import Segment, Tokens, quantized
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.generate import decide, log_softmax
+from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of
-from notes_cli.runtime.resolve import method_for
+from notes_cli.runtime.request import NO_CALLBACKS, Callbacks, Request
+from notes_cli.runtime.resolve import method_for, resolve
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.state import SkillText
+from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import SkillText, State
 from notes_cli.text.erratum import known_fields
 from notes_cli.text.keys import listed
+from notes_cli.text.messages import user_message
+from notes_cli.text.prompt import next_turn
 
 
 def cosine(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
@@ -60,12 +68,10 @@ CUTS = 128, 32  # tokens in a last batch: llama.cpp uses different kernels for l
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A decision: one of the choices, or a greedy answer. `margin`: between the two best choices. A greedy answer also
-    has its tokens, the logits before each and after the last ([n_vocab] each), and the prompt's tokens; None with
-    images."""
+    """A decision: one of the choices, or a greedy answer, which also has its tokens, the logits before each and after
+    the last ([n_vocab] each), and the prompt's tokens; None with images."""
 
     text: str
-    margin: float | None = None
     tokens: tuple[int, ...] = ()
     logits: tuple[NDArray[np.float32], ...] = ()
     prompt: Tokens | None = None
@@ -98,8 +104,7 @@ class Parting:
 def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
     """Return the decision at the end of a sequence. Appends a greedy answer without choices."""
     if choices:
-        decision = decide(sequence, choices)
-        return Answered(decision.choice, decision.margin)
+        return Answered(decide(sequence, choices).choice)
     model = sequence.context.model
     prompt = None if sequence.images else sequence.tokens
     tokens: list[int] = []
@@ -108,7 +113,7 @@ def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
         tokens.append(token)
         sequence.append([token], "answer")
         logits.append(sequence.logits())
-    return Answered(model.text(tokens).strip(), None, tuple(tokens), tuple(logits), prompt)
+    return Answered(model.text(tokens).strip(), tuple(tokens), tuple(logits), prompt)
 
 
 def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -> Parting | None:
@@ -148,27 +153,28 @@ COSINE = 0.99  # a mean below this fails
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The measurement of one question. Decisions are the chosen answer, or the greedy answer without choices.
+    """The comparison of one question. Decisions are the chosen answer, or the greedy one without choices.
 
-    `corrected`: decision of a recompute of the corrected text; None if no field is corrected. Greedy answers of the two
-    prompts may differ in wording, so only new values are compared: `missing` are those in the corrected text's answer
-    but not in this one. `margin`: distance between the two best choices of the reference, None without choices.
-    `parting`: where the answer differs from the reference, None if it does not.
+    `question`, `decision`, `reference`: empty at the end of a session, where only logits are compared. `reference`:
+    decision of the recompute. `corrected`: that of a recompute of the corrected text; None if no erratum has a field.
+    Greedy answers of the two prompts may differ in wording, so only new values are compared: `missing` are those in the
+    corrected text's answer but not in this one; None with choices. `parting`: where the answer differs from the
+    reference, None if it does not.
     """
 
     question: str
-    errata: tuple[str, ...]
     cosine: float
     kl: float
     same_top: bool
     decision: str
     reference: str
-    margin: float | None
-    corrected: str | None
-    spliced: int
-    moved: bool  # some keys were rotated
+    spliced: int = 0  # tokens of the prompt, as `decoded`
+    decoded: int = 0
+    method: str = ""  # where edit methods are compared
+    errata: tuple[str, ...] = ()
+    corrected: str | None = None
+    missing: tuple[str, ...] | None = None
     parting: Parting | None = None
-    missing: tuple[str, ...] | None = None  # None with choices
 
     @property
     def same_decision(self) -> bool:
@@ -184,71 +190,52 @@ class Case:
         """True if the decision is that of the reference, and of the corrected text."""
         return self.same_decision and self.as_corrected
 
+    @property
+    def failure(self) -> str:
+        """How the decision is wrong; empty if it is right."""
+        decides = f"{self.method and f'{self.method}: '}{self.question!r} decides {self.decision!r}, "
+        if not self.same_decision:
+            where = f", from token {self.parting.at + 1} on" if self.parting else ""
+            return f"{decides}the recompute's decision is {self.reference!r}{where}"
+        if self.missing:
+            answer = f"{self.question!r} is answered without {listed(self.missing)}: {self.decision!r}"
+            return f"{answer}, the corrected text's answer is {self.corrected!r}"
+        return "" if self.as_corrected else f"{decides}the corrected text's decision is {self.corrected!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a verification."""
+    """Comparisons of spliced skills: a case for each question, and the K/V of each skill, by name."""
 
     cases: tuple[Case, ...]
-    system: str = ""  # system text before the skills
-    small: tuple[tuple[str, str, int], ...] = ()  # skills with quantized K/V: name, type, bytes
-    rows: tuple[tuple[str, RowCheck], ...] = ()  # comparison of K/V by skill name
+    rows: Mapping[str, RowCheck] = field(default_factory=dict)
+    system: str = ""  # text before the skills
 
     def __repr__(self) -> str:
         verdict = "passed" if self.passed else "failed"
-        return f"Report({verdict}, {len(self.cases)} case{'s' * (len(self.cases) != 1)}, cosine {self.cosine:.4f})"
+        cases = f"{len(self.cases)} case{'s' * (len(self.cases) != 1)}"
+        return f"{type(self).__name__}({verdict}, {cases}, cosine {self.mean('cosine'):.4f})"
 
-    @property
-    def cosine(self) -> float:
-        return fmean(case.cosine for case in self.cases)
-
-    @property
-    def kl(self) -> float:
-        return fmean(case.kl for case in self.cases)
+    def mean(self, figure: str) -> float:
+        """Return the mean of `cosine`, `kl` or `decoded` over the cases; NaN without any."""
+        return fmean(float(getattr(case, figure)) for case in self.cases) if self.cases else float("nan")
 
     @property
     def failures(self) -> tuple[Notice, ...]:
         """The criteria that were missed."""
-        failures = [Notice(f"{name} has wrong rows: {check.reason}") for name, check in self.rows if not check.right]
-        failures += below_cosine([(case.question, case.cosine) for case in self.cases])
-        for case in self.cases:
-            if not case.same_decision:
-                failures.append(other_decision(case.question, case.decision, case.reference, parting=case.parting))
-            elif case.missing:
-                message = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
-                failures.append(Notice(f"{message}, the corrected text's answer is {case.corrected!r}"))
-            elif not case.as_corrected:
-                whose = "the corrected text's"
-                failures.append(other_decision(case.question, case.decision, case.corrected or "", whose))
+        found = [Notice(f"{name} has wrong rows: {check.reason}") for name, check in self.rows.items() if check.wrong]
+        if not (mean := self.mean("cosine")) >= COSINE:
+            row = min(self.cases, key=lambda case: case.cosine)
+            lowest = f"lowest: {row.cosine:.4f}, {row.question or 'at the end'!r}"
+            found.append(Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more ({lowest})"))
+        found += [Notice(case.failure) for case in self.cases if case.failure]
         if not any(case.spliced for case in self.cases):
-            failures.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
-        return tuple(failures)
+            found.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
+        return tuple(found)
 
     @property
     def passed(self) -> bool:
         return not self.failures
-
-
-def below_cosine(rows: Sequence[tuple[str, float]]) -> list[Notice]:
-    """Return a failure if the mean cosine of these (label, cosine) pairs is too low."""
-    mean = fmean(cosine for _, cosine in rows)
-    if mean >= COSINE:
-        return []
-    row, lowest = min(rows, key=lambda pair: pair[1])
-    return [Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more (lowest: {lowest:.4f}, {row!r})")]
-
-
-def other_decision(
-    row: str,
-    decision: str | None,
-    reference: str | None,
-    whose: str = "the recompute's",
-    *,
-    parting: Parting | None = None,
-) -> Notice:
-    """Return the failure for a decision that differs from the reference."""
-    where = f", from token {parting.at + 1} on" if parting else ""
-    return Notice(f"{row!r} decides {decision!r}, {whose} decision is {reference!r}{where}")
 
 
 def verify(
@@ -265,47 +252,49 @@ def verify(
     check_questions(questions)
     plain = replace(prompt, errata=(), fields={})
     corrections = [plain, prompt] if prompt.errata or prompt.fields else [plain]
-    prompts = [replace(corrected, question=question) for corrected in corrections for question in questions]
-    segments = prompt.segments
-    small = [(segment.name, segment.kv, segment.nbytes) for segment in segments if any(quantized(segment.kv))]
-    places: dict[str, list[int]] = {segment.name: [] for segment in segments}  # where they were spliced
 
     def measure(asked: Prompt) -> Case:
-        with assemble(workspace, asked, seam=seam, room=ANSWER) as spliced:
-            logits = spliced.logits()
-            moved = [piece for piece in spliced.pieces if piece.moved]
-            for piece in moved:
-                first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
-                places[piece.name].append(first.position)
-            count = spliced.count("spliced")
-            answer = answered(spliced, choices)
-        expected, reference_answer = recomputed(workspace, asked, choices, progress)
+        reference = recomputed(workspace, asked, choices, progress)
+        case, answer = _compare(workspace, asked, reference, choices, seam)
         corrected = _corrected(workspace, asked, choices, progress)
-        expected_text, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
+        wanted, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
         values = [value.strip() for _, value in asked.values]
-        missing = tuple(value for value in values if value.casefold() in expected_text and value.casefold() not in text)
-        return Case(
-            question=asked.question,
-            errata=(
-                *(f"{name}={value}" for name, value in asked.fields.items()),
-                *(each.text for each in asked.errata),
-            ),
-            cosine=cosine(logits, expected),
-            kl=divergence(logits, expected),
-            same_top=same_top(logits, expected),
-            decision=answer.text,
-            reference=reference_answer.text,
-            margin=reference_answer.margin,
+        missing = tuple(value for value in values if value.casefold() in wanted and value.casefold() not in text)
+        fields = (f"{name}={value}" for name, value in asked.fields.items())
+        return replace(
+            case,
+            errata=(*fields, *(each.text for each in asked.errata)),
             corrected=corrected.text if corrected else None,
-            spliced=count,
-            moved=bool(moved),
-            parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
             missing=None if choices else missing,
+            parting=parting(answer, reference[1], partial(noise_of, workspace, reference[1])),
         )
 
-    cases = tuple(map(measure, prompts))
-    rows = [(segment.name, check_rows(workspace, segment, places[segment.name], progress)) for segment in segments]
-    return Report(cases, system=prompt.system or "", small=tuple(small), rows=tuple(rows))
+    asked = [replace(corrected, question=question) for corrected in corrections for question in questions]
+    cases = tuple(map(measure, asked))
+    rows = {segment.name: check_rows(workspace, segment, progress) for segment in prompt.segments}
+    return Report(cases, rows, prompt.system or "")
+
+
+def _compare(
+    workspace: Workspace,
+    asked: Prompt,
+    reference: tuple[NDArray[np.float32], Answered],
+    choices: Sequence[str] | None,
+    seam: int,
+) -> tuple[Case, Answered]:
+    """Assemble a prompt and ask it; return how it compares with a recompute, and its answer. Raises NotesError if it
+    cannot be assembled."""
+    with assemble(workspace, asked, seam=seam, room=ANSWER) as sequence:
+        logits = sequence.logits()
+        tokens = sequence.count("spliced"), sequence.decoded
+        answer = answered(sequence, choices)
+    expected, right = reference
+    return Case(asked.question, *distances(logits, expected), answer.text, right.text, *tokens), answer
+
+
+def distances(found: NDArray[np.float32], reference: NDArray[np.float32]) -> tuple[float, float, bool]:
+    """Return cosine, KL divergence in nats, and whether the likeliest token is the same."""
+    return cosine(found, reference), divergence(found, reference), same_top(found, reference)
 
 
 def check_questions(questions: Sequence[str]) -> None:
@@ -356,86 +345,45 @@ def recomputed(
         return sequence.logits(), answered(sequence, choices)
 
 
-@dataclass(frozen=True, slots=True)
-class EditCase:
-    """One question after an edit by one method. `reference`: decision of a recompute of the corrected text."""
+@dataclass(frozen=True, slots=True, repr=False)
+class EditReport(Report):
+    """Comparisons of edit methods with a recompute of the corrected text: a case for each method and question."""
 
-    question: str
-    cosine: float
-    kl: float
-    same_top: bool
-    decision: str
-    reference: str
-    decoded: int  # prompt tokens decoded
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One method over all questions. Without cases, `refused` is the reason why it is not possible."""
-
-    method: str
-    cases: tuple[EditCase, ...] = ()
-    refused: NotesError | None = None
+    refused: Mapping[str, NotesError] = field(default_factory=dict)  # methods that are not possible, with the reason
+    default: str = ""  # method without a named one
+    why: str = ""  # reason for the default
+    named: bool = False  # methods were named, and each of them counts; else only the default does
 
     @property
-    def same(self) -> int:
-        """Number of decisions equal to the recompute's."""
-        return sum(case.decision == case.reference for case in self.cases)
+    def by_method(self) -> dict[str, Report]:
+        """The cases of each method that was possible."""
+        names = dict.fromkeys(case.method for case in self.cases)
+        return {name: Report(tuple(case for case in self.cases if case.method == name)) for name in names}
 
     @property
-    def passed(self) -> bool:
-        return bool(self.cases) and self.same == len(self.cases)
-
-    def mean(self, figure: str) -> float | None:
-        """Return the mean of `cosine`, `kl` or `decoded` over the cases; None without cases."""
-        return fmean(float(getattr(case, figure)) for case in self.cases) if self.cases else None
-
-
-@dataclass(frozen=True, slots=True)
-class Edits:
-    """The methods that were tried, and the default for this model."""
-
-    tried: tuple[Tried, ...]
-    default: str
-    why: str  # reason for the default
-    named: bool  # methods were named, and each of them counts; else only the default does
-
-    def __repr__(self) -> str:
-        shown = [
-            f"{method.method} {method.same} of {len(method.cases)}" if method.cases else method.method
-            for method in self.tried
-        ]
-        return f"Edits({'passed' if self.passed else 'failed'}, {', '.join(shown)})"
+    def _right(self) -> list[str]:
+        """Methods that decide as the recompute."""
+        return [name for name, report in self.by_method.items() if all(case.right for case in report.cases)]
 
     @property
     def decisive(self) -> bool:
         """True unless the control, which changes nothing, decides as the recompute: then no method can fail."""
-        return not any(method.passed for method in self.tried if method.method == STALE.name)
+        return STALE.name not in self._right
 
     @property
     def cheapest(self) -> str | None:
         """Of the methods that decide as the recompute, the one that decodes the fewest tokens; None without one, and if
         the questions are not decisive."""
-        good = [method for method in self.tried if method.passed and method.method != STALE.name]
-        return min(good, key=lambda method: method.mean("decoded") or 0.0).method if good and self.decisive else None
+        tried = self.by_method
+        return min(self._right, key=lambda name: tried[name].mean("decoded"), default=None) if self.decisive else None
 
     @property
     def failures(self) -> tuple[Notice, ...]:
         """The decisions that differ from the recompute's."""
-        tried = [method for method in self.tried if method.cases and (self.named or method.method == self.default)]
-        if not tried:
+        counted = [case for case in self.cases if self.named or case.method == self.default]
+        if not counted:
             return (Notice("none of these methods is possible here, so nothing was verified"),)
-        return tuple(
-            Notice(f"{method.method}: {other_decision(case.question, case.decision, case.reference)}")
-            for method in tried
-            for case in method.cases
-            if case.decision != case.reference
-        )
-
-    @property
-    def passed(self) -> bool:
-        """True if at least one requested method is possible, and all that are decide as the recompute."""
-        return not self.failures
+        return tuple(Notice(case.failure) for case in counted if case.failure)
 
 
 def verify_edits(
@@ -447,7 +395,7 @@ def verify_edits(
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
-) -> Edits:
+) -> EditReport:
     """Apply the prompt's field values by each method, by default all, and ask each question instead of the prompt's.
     Raises NotesError for an unknown method, values that change nothing, and no question. `progress` is called during
     each recompute."""
@@ -462,21 +410,148 @@ def verify_edits(
     wanted = dict.fromkeys(map(Method.parse, methods or METHODS))
     prompts = [replace(prompt, question=question) for question in questions]
     references = [recomputed(workspace, replace(asked, method=RECOMPUTE), choices, progress) for asked in prompts]
+    cases: list[Case] = []
+    refused: dict[str, NotesError] = {}
+    for method in wanted:
+        asked = [replace(prompt, method=method) for prompt in prompts]
+        try:  # not possible on this model, or for a skill compiled like this
+            compared = [_compare(workspace, *each, choices, seam)[0] for each in zip(asked, references, strict=True)]
+        except NotesError as error:
+            refused[method.name] = error
+        else:
+            cases += [replace(case, method=method.name) for case in compared]
+    return EditReport(tuple(cases), refused=refused, default=default.name, why=why, named=bool(methods))
 
-    def tried(method: Method) -> Tried:
-        cases = []
-        for asked, (expected, reference) in zip(prompts, references, strict=True):
-            try:
-                sequence = assemble(workspace, replace(asked, method=method), seam=seam, room=ANSWER)
-            except NotesError as error:  # not possible on this model, or for a skill compiled like this
-                return Tried(str(method), refused=error)
-            with sequence:
-                sequence.flush(progress)
-                logits = sequence.logits()
-                decoded = sequence.decoded
-                decision = answered(sequence, choices).text
-            distances = cosine(logits, expected), divergence(logits, expected), same_top(logits, expected)
-            cases.append(EditCase(asked.question, *distances, decision, reference.text, decoded))
-        return Tried(str(method), tuple(cases))
 
-    return Edits(tuple(map(tried, wanted)), default.name, why, bool(methods))
+def verify_skills(
+    workspace: Workspace,
+    request: Request,
+    questions: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> Report:
+    """Compare the splices and errata of a request with a full recompute of the same tokens; an EditReport of `methods`
+    if the request has new values of fields. `questions`, by default the value of each field, take the place of the
+    request's. Without a system text some sentences precede the skills, so that they are moved if they can be. Raises
+    NotesError if that is not possible."""
+    segments = open_segments(workspace, request.splice, callbacks.on_event, watch=callbacks.progress)
+    if request.system is None:
+        fixed = any(segment.prefix_only and not (segment.carry and workspace.context.carries) for segment in segments)
+        request = replace(request, system="" if fixed else verify_system())
+    draft = resolve(workspace, request, segments, callbacks)
+    given = workspace, draft.prompt, tuple(questions) or field_questions(segments)
+    with callbacks.progress(LABEL, later=True) as update:
+        how: dict[str, Any] = {"choices": request.choices, "seam": draft.settings.seam, "progress": update}
+        return verify_edits(*given, tuple(methods), **how) if request.fields else verify(*given, **how)
+
+
+LABEL = "recomputing"  # of the progress display
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """The largest error of a KV entry in a layer, relative to that of the prefill, and its position; -1 for a state."""
+
+    layer: int
+    part: str
+    k: float
+    v: float
+    position: int
+
+
+class Cause(Enum):
+    """Reasons why K/V of a session may differ from a prefill's by more than rounding, with the skills, edits or cuts
+    concerned in braces."""
+
+    OTHER_CONTEXT = "{} is preceded by a different context than at compile time"
+    BLOCKS = "{} was compiled in blocks, which have not seen each other"
+    IN_PLACE = "what comes after an edit in place was computed with the old value ({})"
+    CUT = "what comes after what was cut out was computed with it, and may carry notes of it ({})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SessionReport(Report):
+    """The comparison of a session with a prefill: a case for its end, without a question, and for each question."""
+
+    tokens: int = 0
+    layers: tuple[LayerError, ...] = ()
+    causes: Mapping[Cause, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def largest(self) -> LayerError:
+        return max(self.layers, key=lambda error: max(error.k, error.v))
+
+
+def verify_session(
+    session: Session,
+    questions: Sequence[str] = (),
+    *,
+    choices: Sequence[str] | None = None,
+    wording: str | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> SessionReport:
+    """Compare a session restored from disk with a prefill of its tokens: at its end, and after each question as the
+    next turn, by default for the value of each field. The session is not changed. Raises NotesError if there is no
+    turn, or an image."""
+    if session.empty:
+        raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
+    if session.state.images:
+        raise NotesError(f"session {session.stored.name} has images, which a prefill of its tokens cannot show")
+    workspace, state = session.workspace, session.state
+    request, choices = Request("", wording=wording, choices=choices), choices and list(choices)
+    wording = resolve(workspace, request, (), callbacks, had=state.skills, goes_on=True).settings.wording
+    follows = next_turn(workspace.template, [user_message("?")])
+    ending = int(workspace.tokenize(follows[0])[0])  # ends the last answer: restored K/V has no logits
+    restored = [("", session.sequence.lookahead([ending])[0], "", session.sequence.tokens[:0])]
+    rows = _rows(session.sequence)
+    for question in questions or field_questions(state.skills):
+        sequence = session.follow(question, (), wording, ANSWER)
+        logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
+        restored.append((question, logits, answered(sequence, choices).text, tokens))
+        if not workspace.model.recurrent:  # else the session restores it again
+            sequence.truncate(len(state.tokens))
+
+    longest = max(len(tokens) for *_, tokens in restored)
+    workspace.make_room(len(state.tokens), longest + 1 + ANSWER)
+    cases = []
+    with callbacks.progress(LABEL, later=True) as update, workspace.sequence() as prefilled:
+        prefilled.append(state.tokens)
+        prefilled.flush(update)
+        layers = tuple(map(_layer_error, rows, _rows(prefilled)))
+        for question, logits, decision, tokens in restored:
+            if not question:
+                expected, reference = prefilled.lookahead([ending])[0], ""
+            else:
+                with prefilled.share() as sequence:
+                    sequence.append(tokens)
+                    expected, reference = sequence.logits(), answered(sequence, choices).text
+            cases.append(Case(question, *distances(logits, expected), decision, reference, len(state.tokens)))
+    return SessionReport(tuple(cases), tokens=len(state.tokens), layers=layers, causes=causes_of(state))
+
+
+def _rows(sequence: KVSequence) -> tuple[LayerRows, ...]:
+    return sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype=sequence.context.lossless_type)
+
+
+def _layer_error(rows: LayerRows, reference: LayerRows) -> LayerError:
+    errors = []  # relative, by row, [n_rows] each; 0 without columns
+    for found, expected in ((rows.k, reference.k), (rows.v, reference.v)):
+        a, b = found.astype(np.float32), expected.astype(np.float32)
+        errors.append(np.linalg.norm(a - b, axis=1) / (np.linalg.norm(b, axis=1) + 1e-6))
+    k, v = errors
+    position = -1 if rows.part == "state" else int(np.maximum(k, v).argmax())
+    return LayerError(rows.layer, rows.part, float(k.max()), float(v.max()), position)
+
+
+def causes_of(state: State) -> dict[Cause, tuple[str, ...]]:
+    """Return why a session's K/V may differ from a prefill's by more than rounding."""
+    splices = [entry for entry in state.entries if entry.kind == "splice"]
+    edits = [entry for entry in state.entries if entry.kind == "edit"]
+    moved = [entry.name for entry in splices if entry.reason is Reason.MOVED or entry.how == "seam"]
+    blocks = [entry.name for entry in splices if entry.blocks]
+    in_place = [entry.name for entry in splices if entry.rewritten]
+    in_place += [entry.text for entry in edits if (method := METHODS.get(entry.how)) is None or method.in_place]
+    in_place += [skill.name for skill in state.skills if skill.in_place]
+    cut = [entry.text for entry in state.traces]
+    causes = {Cause.OTHER_CONTEXT: moved, Cause.BLOCKS: blocks, Cause.IN_PLACE: in_place, Cause.CUT: cut}
+    return {cause: tuple(dict.fromkeys(names)) for cause, names in causes.items() if names}

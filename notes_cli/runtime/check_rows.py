@@ -11,14 +11,15 @@ with the other setting. `noise` is the distance of the two prefills in that laye
 the token's rows from the nearer one in multiples of that, over the nearest tensors: 0 for a segment that one of the two
 explains. One broken tensor, or half of them, does not raise it.
 
-A row must be right within EXACT if a later one of the same token, which depends on it, is equal bit for bit. Rows that
-were rounded to a smaller type than the file says have a pattern, by which they are told.
+A row must be right within EXACT if a later one of the same token, which depends on it, is equal bit for bit.
+
+Where K/V is moved in a prompt is not compared: `Workspace.measure_rotation` measures that before any is.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine import interrupts, recurrent
+from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import (
     BLOCK,
@@ -36,16 +37,14 @@ from notes_cli.engine.segment import (
     MicroBatches,
     RowArray,
     Segment,
-    Tokens,
     Transition,
-    concatenate_rows,
     to_float32,
 )
 from notes_cli.engine.sequence import KVSequence, decode
 from notes_cli.errors import EngineError, Progress
 from notes_cli.library.container import quantize
 from notes_cli.runtime.compile import compile_blocks
-from notes_cli.runtime.workspace import FLOATS, Workspace
+from notes_cli.runtime.workspace import Workspace
 
 TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
 EXACT = 0.002  # of a row that should be equal bit for bit, but may have been moved, which rounds it up to eight times
@@ -54,8 +53,6 @@ FARTHEST = 1.5  # maximum `scale`: two prefills in different ways are 1 apart
 NEAREST = 0.25  # quantile of a token's rows for `scale`
 FAINT = 0.00001  # noise below this does not show how a segment was computed
 LEAST_ROWS = 16  # for comparing channels: of fewer rows, chance makes some channels far
-SAMPLE = 64  # rows of a tensor that are searched for a pattern
-NUMBERS = 16  # in a row, for a pattern to be no chance
 LITTLE = 0.01  # floor of a channel's unit, relative to the mean size of all channels
 SHORT = 0.1  # floor of a row's length, relative to the mean: little of a shorter row is exact
 SMALL = 0.25  # floor of a channel's unit, relative to the median channel
@@ -75,9 +72,8 @@ class WrongRows:
     """Rows of one tensor of one layer that differ from this model's. `tensor`: one of NAMES, or TRANSITION for the
     state transition of a recurrent layer. `first`, `last`: token range, end excluded; tokens of the left context are
     negative. `count`: number of wrong rows in it. `error`: the largest relative distance, and `bar`: the part that
-    rounding explains. `position`: of a splice; None for the rows in the file. `channel`: the channel that is wrong in
-    all of them, if it is one; `error` and `bar` are those of the channel. `rounded`: the type whose pattern they have;
-    then there are no `error` and `bar`."""
+    rounding explains. `channel`: the channel that is wrong in all of them, if it is one; `error` and `bar` are those of
+    the channel."""
 
     layer: int
     tensor: str
@@ -86,9 +82,7 @@ class WrongRows:
     count: int
     error: float
     bar: float
-    position: int | None = None
     channel: int | None = None
-    rounded: str = ""
 
     def __str__(self) -> str:
         tokens = f", token {self.first}" if self.count == 1 else f", tokens {self.first} to {self.last - 1}"
@@ -96,13 +90,10 @@ class WrongRows:
             tokens = ""  # rows of the last token, or of all
         some = "" if self.count == self.last - self.first else f" ({self.count} of them)"
         some = some if self.channel is None else f", channel {self.channel}"
-        place = "" if self.position is None else f", placed at position {self.position:,}"
         far = f"off by {self.error:.2g}, where rounding explains {self.bar:.2g}"
         if not np.isfinite(self.error):
             far = "no numbers, or infinite"
-        if self.rounded:
-            far = f"rounded to {self.rounded} before they were stored"
-        return f"layer {self.layer}, {self.tensor}{tokens}{some}{place}: {far}"
+        return f"layer {self.layer}, {self.tensor}{tokens}{some}: {far}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +118,10 @@ class RowCheck:
         return f"{self.wrong[0]}{more}" if self.wrong else ""
 
 
-def check_rows(
-    workspace: Workspace, segment: Segment, places: Sequence[int] = (), progress: Progress | None = None
-) -> RowCheck:
-    """Compare all K/V of a segment with a prefill of its tokens, and with tokens decoded at the positions in `places`.
-    The segment fits the workspace (`Workspace.check`). `places`: positions of its first token. `progress` counts tokens
-    of each prefill: one, a second one if a row exceeds its bar, and one per place. Raises SegmentError for damaged
-    rows, EngineError where the tokens do not fit the context, UnsupportedError where K/V cannot be read."""
+def check_rows(workspace: Workspace, segment: Segment, progress: Progress | None = None) -> RowCheck:
+    """Compare all K/V of a segment with a prefill of its tokens. The segment fits the workspace (`Workspace.check`).
+    `progress` counts tokens of each prefill: one, and a second one if a row exceeds its bar. Raises SegmentError for
+    damaged rows, EngineError where the tokens do not fit the context, UnsupportedError where K/V cannot be read."""
     workspace.make_room(segment.base + len(segment))
     unchecked = []
     with _first_sequence(workspace, segment) as sequence:
@@ -141,19 +129,11 @@ def check_rows(
     if segment.carry and not computed.transitions:
         unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
     stored = _StoredRows(segment)
-    wrong, rounded = stored.beyond(stored.tensors(computed)), stored.rounded(computed)
+    wrong = stored.beyond(stored.tensors(computed))
     if wrong:
         with _second_sequence(workspace, segment) as sequence:
             second = _prefill_segment(workspace, sequence, segment, progress)
         wrong = stored.unexplained(computed, second)
-    named = {(rows.layer, rows.tensor) for rows in rounded}
-    wrong = [*rounded, *(rows for rows in wrong if (rows.layer, rows.tensor) not in named)]
-    for position in dict.fromkeys(places):
-        reason = _place_refusal(workspace, segment, position)
-        if reason:
-            unchecked.append(f"position {position:,}: {reason}")
-        else:
-            wrong += _check_splice(workspace, segment, computed, position, progress)
     return RowCheck(len(segment), len(segment.layers), stored.farthest, tuple(wrong), tuple(unchecked))
 
 
@@ -191,14 +171,14 @@ class _Tensor:
     def channel_noise(self) -> NDArray[np.float64]:
         return np.maximum(self.channels, np.median(self.channels))
 
-    def wrong(self, bars: NDArray[np.float64], offset: int, position: int | None = None) -> WrongRows | None:
+    def wrong(self, bars: NDArray[np.float64], offset: int) -> WrongRows | None:
         """Return the rows beyond their bars; the first row is token -offset."""
         beyond = np.flatnonzero(~(self.errors <= bars))  # includes NaN
         if not len(beyond):
             return None
         worst = beyond[np.argmax(np.nan_to_num(self.errors[beyond], nan=np.inf))]
         tokens = int(beyond[0]) - offset, int(beyond[-1]) + 1 - offset, len(beyond)
-        return WrongRows(self.layer, self.name, *tokens, float(self.errors[worst]), float(bars[worst]), position)
+        return WrongRows(self.layer, self.name, *tokens, float(self.errors[worst]), float(bars[worst]))
 
     def wrong_channel(self, bars: NDArray[np.float64], offset: int) -> WrongRows | None:
         """Return the channel farthest beyond its bar."""
@@ -255,26 +235,6 @@ class _StoredRows:
             ways.append((float(_scales(nearer, apart).mean()), wrong, self.farthest))
         _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(tensor.count for tensor in way[1])))
         return wrong
-
-    def rounded(self, computed: _Computed) -> list[WrongRows]:
-        """Return the rows that have the pattern of a smaller type, and are not as computed."""
-        result = []
-        for rows, expected in zip(self._segment.layers, computed.layers, strict=True):
-            for name, stored, right in zip(NAMES[rows.part], (rows.k, rows.v), (expected.k, expected.v), strict=True):
-                if rows.part == "state" or stored.dtype == Q8_0:
-                    continue
-                changed = np.flatnonzero((stored != right).any(axis=1))
-                if not len(changed):
-                    continue
-                changed = changed[:: len(changed) // SAMPLE + 1]
-                for kind, has_pattern in PATTERNS.items():
-                    found = changed[has_pattern(stored[changed]) & ~has_pattern(right[changed])]
-                    if len(found):
-                        before = len(stored) - len(self._segment)
-                        first, last = int(found[0]) - before, int(found[-1]) + 1 - before
-                        result.append(WrongRows(rows.layer, name, first, last, last - first, 0.0, 0.0, rounded=kind))
-                        break
-        return result
 
     def _offset(self, tensor: _Tensor) -> int:
         return len(tensor.errors) - len(self._segment) if len(tensor.errors) >= len(self._segment) else 0
@@ -384,44 +344,6 @@ def _compare_transitions(stored_transitions: Sequence[Transition], computed: Seq
     return tensors
 
 
-def _is_shorter(rows: RowArray, bits: int) -> NDArray[np.bool_]:
-    """Return which rows have zeros in the last `bits` bits of all numbers, [rows]."""
-    last = rows.view(np.uint16 if rows.dtype == np.float16 else np.uint32) & ((1 << bits) - 1)
-    normal = np.abs(rows) >= float(np.finfo(np.float16).tiny)
-    found: NDArray[np.bool_] = (normal.sum(axis=1) >= NUMBERS) & ((last == 0) | ~normal).all(axis=1)
-    return found
-
-
-def _is_bf16(rows: RowArray) -> NDArray[np.bool_]:
-    return _is_shorter(rows, 3 if rows.dtype == np.float16 else 16)
-
-
-def _is_f16(rows: RowArray) -> NDArray[np.bool_]:
-    return _is_shorter(rows, 13) if rows.dtype == np.float32 else np.zeros(len(rows), bool)
-
-
-def _is_8_bits(rows: RowArray) -> NDArray[np.bool_]:
-    """Return which rows are multiples of a scale in each block, from -127 to 127 times, [rows]."""
-    size = min(BLOCK, rows.shape[1])
-    blocks = rows[:, : min(rows.shape[1] // size, 4) * size].astype(np.float64).reshape(len(rows), -1, size)
-    peak = np.abs(blocks).max(axis=2, initial=1e-30)[..., None]
-    full = (blocks != 0).sum(axis=2) >= min(NUMBERS, size)
-    fits = np.zeros(full.shape, bool)
-    for most in range(1, 128):
-        times = blocks * (most / peak)
-        rounding = np.abs(times) * 2**-9.9 + 2**-25 * most / peak  # of f16, at most
-        fits |= (np.abs(times - np.rint(times)) <= np.minimum(rounding, 0.2)).all(axis=2)
-    found: NDArray[np.bool_] = full.any(axis=1) & (fits | ~full).all(axis=1)
-    return found
-
-
-PATTERNS: dict[str, Callable[[RowArray], NDArray[np.bool_]]] = {
-    "bf16": _is_bf16,
-    "f16": _is_f16,
-    "8 bits or fewer": _is_8_bits,
-}
-
-
 def _prefill_segment(
     workspace: Workspace, sequence: KVSequence, segment: Segment, progress: Progress | None
 ) -> _Computed:
@@ -453,25 +375,6 @@ def _prefill_segment(
     else:
         rows = context.read(sequence.seq_id, segment.first, count, base=segment.first, dtype=dtype)
     return _Computed(rows, transitions)
-
-
-def _decode_at(
-    sequence: KVSequence, segment: Segment, tokens: Tokens, start: int, progress: Progress | None
-) -> tuple[LayerRows, ...]:
-    """Decode the segment's left context from position `start` on and then the tokens, in an empty sequence; return the
-    tokens' rows."""
-    context, seq_id, left = sequence.context, sequence.seq_id, segment.context
-    both, step = np.concatenate([left, tokens]), min(context.n_ubatch, context.n_batch)
-    try:
-        for first in range(0, len(both), step):
-            interrupts.check_stop()
-            context.decode_at(seq_id, start + first, both[first : first + step])
-            if progress:
-                progress(min(first + step, len(both)), len(both))
-        at = start + len(left)
-        return context.read(seq_id, at, len(tokens), base=at, dtype=segment.row_type)
-    finally:
-        context.truncate(seq_id, 0)
 
 
 class _Replay(KVSequence):
@@ -547,69 +450,3 @@ def _second_sequence(workspace: Workspace, segment: Segment) -> Iterator[KVSeque
     with context:
         context.carries = workspace.context.carries
         yield _Replay(context, batches)
-
-
-def _place_refusal(workspace: Workspace, segment: Segment, position: int) -> str | None:
-    """Return why a splice at this position cannot be compared; None if it can."""
-    context, base = workspace.context, segment.base
-    if segment.prefix_only or segment.axes is not None or segment.media:
-        return "its rows are compared where they were compiled only"
-    if context.drops:
-        return context.drops
-    if position < base:
-        return "the left context does not fit before it"
-    if position + len(segment) > context.n_ctx:
-        return f"it does not fit the context of {context.n_ctx:,} tokens"
-    return context.can_move(base, position, len(segment))
-
-
-def _check_splice(
-    workspace: Workspace, segment: Segment, computed: _Computed, position: int, progress: Progress | None
-) -> list[WrongRows]:
-    """Check a splice at a position. Each row is read back, rotated to its compiled position, and compared with the
-    file's. Also, the median key of each layer must be as near to tokens decoded at that position as the file's keys are
-    to computed ones, since all rotate by the same distance. The difference of the prefills at the two positions shows
-    in V, which is not rotated. The cache's type rounds both sides alike."""
-    decoded = []
-    with workspace.scratch(segment.base + len(segment)) as sequence:
-        for first, last in segment.spans:
-            start, tokens = position - segment.base + first, segment.tokens[first:last]
-            decoded.append(_decode_at(sequence, segment, tokens, start, progress))
-    expected = concatenate_rows(decoded)
-    spliced, back = _splice_and_read(workspace, segment.tokens, segment.layers, segment.base, position)
-    rounded, _ = _splice_and_read(workspace, segment.tokens, expected, position, position)
-    v_noise = {
-        restored.layer: restored.median
-        for restored in compare_layers(expected, computed.layers)
-        if restored.name == "V"
-    }
-    stored_rows = [replace(restored, k=to_float32(restored.k), v=to_float32(restored.v)) for restored in segment.layers]
-    wrong = []
-    stored_errors = compare_layers(stored_rows, computed.layers)
-    rows = zip(
-        compare_layers(back, stored_rows),
-        compare_layers(spliced, expected),
-        compare_layers(rounded, expected),
-        stored_errors,
-        strict=True,
-    )
-    for restored, spliced_tensor, rounding, stored_tensor in rows:
-        bar = TOLERANCE + FLOATS * (position + len(segment))
-        result = restored.wrong(bar + 2 * rounding.noise, 0, position)
-        if not result and spliced_tensor.name.startswith("K"):
-            bar += stored_tensor.median + 2 * rounding.median + SPREAD * v_noise.get(restored.layer, TOLERANCE)
-            middle = replace(spliced_tensor, errors=np.full(len(segment), spliced_tensor.median))
-            result = middle.wrong(np.full(len(segment), bar), 0, position)
-        wrong += [result] if result else []
-    return wrong
-
-
-def _splice_and_read(
-    workspace: Workspace, tokens: Tokens, layers: Sequence[LayerRows], base: int, position: int
-) -> tuple[tuple[LayerRows, ...], tuple[LayerRows, ...]]:
-    """Splice rows at a position and read them as stored in the cache, and rotated back."""
-    context = workspace.context
-    with context.lease() as lease:
-        context.splice(lease.id, position, tokens, layers, base)
-        first, second = (context.read(lease.id, position, len(tokens), base=at, dtype="f32") for at in (position, base))
-        return first, second

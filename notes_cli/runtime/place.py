@@ -72,14 +72,16 @@ def place(
     errata: Iterable[Erratum] = (),
     before: Corrections = Corrections(),
     policy: Policy = Policy(),
+    known: Known | None = None,
 ) -> tuple[tuple[Message, ...], Corrections]:
     """Return the messages with the errata of the last one, and the corrections from then on.
 
     `messages`: all of the conversation, the question last, or results of tools, after which pending errata go on to
     wait. `skills`: all that the messages have; of one with a new copy in the last message the text of that copy.
     `errata`: new ones in order, of fields (read_errata) or free text. A question outside a session has no `before`.
+    `known`: the fields of the skills.
     """
-    known = known_fields(*skills)
+    known = known_fields(*skills) if known is None else known
     texts = values_in(skills)
     last = messages[-1]
     copied = _skills_of(last)

@@ -13,7 +13,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.runtime.place import Corrections, Policy, place
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, Reference, known_fields, resolve_values
+from notes_cli.text.erratum import Erratum, Known, Reference, known_fields, resolve_values
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, SkillPart, asking, check_once, results_of
 from notes_cli.text.prompt import Chunk, build, next_turn
@@ -35,6 +35,7 @@ class Prompt:
     turns: Sequence[tuple[str, str]] = field(default=())
     # Of fields that have others now, brought in by `method`, by a reference to each (text/keys.py).
     fields: Mapping[str, str] = field(default_factory=dict)
+    known: Known | None = None  # the fields of the segments
     method: Method = ERRATUM
     place: str = "early"  # of skills: "early" in the system message, "late" right before the question
     shown: frozenset[str] = frozenset()  # memory and images, in the user's message regardless of `place`
@@ -80,7 +81,7 @@ class Prompt:
     @cached_property
     def values(self) -> list[tuple[Reference, str]]:
         """The field of one skill for each of `fields`, with its value. Raises SkillError as `resolve_values` does."""
-        return resolve_values(self.fields, known_fields(*self.segments)) if self.fields else []
+        return resolve_values(self.fields, self.known or known_fields(*self.segments)) if self.fields else []
 
     @cached_property
     def placed(self) -> tuple[Conversation, Corrections]:
@@ -97,11 +98,11 @@ class Prompt:
             turns=self.turns,
             place=self.place,
         )
-        values = [reference.erratum(value) for reference, value in self.values]
-        edits = {segment.name for segment in self.segments if self.method.edits_rows and not segment.media}
+        errata = [*(reference.erratum(value) for reference, value in self.values), *self.errata]
+        edits = self.segments if self.fields and self.method.edits_rows else ()
         states = self.method.appends_erratum or not self.fields
-        policy = Policy(edits if self.fields else (), states, wording=self.wording)
-        messages, corrections = place(conversation.messages, self.segments, [*values, *self.errata], policy=policy)
+        policy = Policy({segment.name for segment in edits if not segment.media}, states, wording=self.wording)
+        messages, corrections = place(conversation.messages, self.segments, errata, policy=policy, known=self.known)
         return replace(conversation, messages=messages), corrections
 
 

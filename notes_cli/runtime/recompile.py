@@ -35,7 +35,7 @@ from notes_cli.errors import (
 )
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path, remove_checkpoint
-from notes_cli.library.store import changes, has_source, source_text
+from notes_cli.library.store import has_source, source_text
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.compile import (
     UNCAPTURED,
@@ -279,18 +279,25 @@ def stale(
     uncaptured = info.prefix_only and info.carry is None and not skill.pictures
     if uncaptured and captures_state(workspace.context, len(tokens)):
         reasons.append(UNCAPTURED)
-    return reasons + changes(
-        info,
-        text=skill.text,
-        tokens=tokens,
-        description=skill.description,
-        fields=skill.fields,
-        identity=workspace.identity,
-        context=workspace.left_context,
-        prefix_only=prefix_only(workspace),
-        blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
-        kv=kv,
-    )
+    reasons += info.identity.differences(workspace.identity)
+    if info.text != skill.text:
+        reasons.append("the text has changed")
+    elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(skill.fields):
+        reasons.append("the fields have changed")
+    if info.text == skill.text and not np.array_equal(info.tokens, tokens):
+        reasons.append("its text gives different tokens now")
+    if info.description != skill.description:
+        reasons.append("the description has changed")
+    if not np.array_equal(info.context, workspace.left_context):
+        reasons.append("it was compiled after a different left context")
+    if info.prefix_only != prefix_only(workspace):
+        reasons.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
+    if blocks is not None and info.text == skill.text and info.blocks != plan(workspace, skill, blocks).blocks:
+        how = f"{len(info.blocks)} blocks" if info.blocks else "one block"
+        reasons.append(f"it was compiled in {how}")
+    if kv not in (None, info.kv):
+        reasons.append(f"its rows are kept as {info.kv}, not as {kv}")
+    return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +376,7 @@ def differences(workspace: Workspace, segment: Segment) -> list[str]:
 def _verify(workspace: Workspace, source: Path, segment: Segment, progress: Progress | None) -> RowCheck:
     """Compare the file's K/V with a prefill. Raises SegmentError for a mismatch."""
     try:
-        check = check_rows(workspace, segment, progress=progress)
+        check = check_rows(workspace, segment, progress)
     except EngineError as error:  # NaN, or other shapes
         raise SegmentError(f"{source} cannot be used: {error.what}", error.remedy) from error
     if not check.right:

@@ -100,8 +100,11 @@ def resolve(
             fields, errata = as_new_values(request.errata, request.fields, known)
             stated = len(errata) < len(request.errata)
             request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, callbacks.on_event, goes_on, stated)
-    prompt = Prompt(request.question, segments) if goes_on else _prompt(request, segments, settings, known)
+    settings, prompt = _settings(workspace, request, segments), Prompt(request.question, segments)
+    if not goes_on:
+        prompt = _prompt(request, segments, settings, known)
+        method, why = _method(workspace, request, prompt, stated, callbacks.on_event)
+        settings, prompt = replace(settings, method=method, why=why), replace(prompt, method=method or ERRATUM)
     return Prepared(request, prompt, settings, ready if begun is None else begun, ready, grammar)
 
 
@@ -115,7 +118,7 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
         request.system,
         settings.wording,
         fields=request.fields,
-        method=settings.method or ERRATUM,
+        known=known,
         place=settings.place,
         shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
         decoded=_names_to_decode(request, segments),
@@ -211,26 +214,16 @@ def _add_global_errata(
     return replace(request, errata=(*added, *request.errata))
 
 
-def _settings(
-    workspace: Workspace,
-    request: Request,
-    segments: Sequence[Segment],
-    say: Say,
-    goes_on: bool,
-    stated: bool,
-) -> Settings:
-    """`stated`: a new value comes from an erratum."""
+def _settings(workspace: Workspace, request: Request, segments: Sequence[Segment]) -> Settings:
+    """Return the settings without a method."""
     if request.seam:
         _check_seam(request.seam, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
     default = defaults(workspace)
-    seam = default.seam if request.seam is None else request.seam
-    method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
-    if request.method not in (None, ERRATUM) and request.errata and not request.fields and not goes_on:
-        say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
-    return Settings(think, request.wording or default.wording, request.place or default.place, seam, method, why)
+    wording, place = request.wording or default.wording, request.place or default.place
+    return Settings(think, wording, place, default.seam if request.seam is None else request.seam)
 
 
 def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
@@ -247,11 +240,13 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
 
 
 def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
+    workspace: Workspace, request: Request, prompt: Prompt, stated: bool, say: Say
 ) -> tuple[Method | None, str | None]:
     """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
     erratum."""
     if not request.fields:
+        if request.method not in (None, ERRATUM) and request.errata:
+            say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
         return None, None
     if request.method:
         if request.exact and request.method.in_place:
@@ -260,7 +255,6 @@ def _method(
         return request.method, None
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
-    prompt = Prompt(request.question, segments, fields=request.fields, think=think)
     method, why = method_for(workspace, prompt, stated=stated)
     if request.exact and method.in_place:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
@@ -292,6 +286,8 @@ def _notify_fields(request: Request, known: Known, say: Say) -> None:
 
 def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     """Return the names of skills to decode. Raises SkillError for one that is not in `splice`."""
+    if not request.decode:
+        return frozenset()
     names = {name.name: name.name for name in segments}
     words = zip(request.splice, segments, strict=False)
     names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}

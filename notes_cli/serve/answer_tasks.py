@@ -23,8 +23,7 @@ from notes_cli.explanations import explanation, plan_as_json, turn_as_json
 from notes_cli.runtime.answering import describe, generate_task, prefill_task, prompt_task
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Event, Prefilled, Request, Text
-from notes_cli.runtime.scheduler import Job, Scheduler
-from notes_cli.serve.metrics import Metrics
+from notes_cli.runtime.scheduler import Job
 from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.refusals import ServerError
@@ -54,178 +53,180 @@ class ServerJob:
             self.work.cancelled = True
 
 
-class AnswerTasks:
-    """Makes the jobs that answer requests, for the decode thread."""
+def explain(state: ServerState, ready: PreparedRequest) -> dict[str, object]:
+    """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
+    prepared, layout, salt = ready.prepared, ready.layout, ready.chat.salt
+    assert prepared is not None
+    notices = list(map(str, ready.notices))
+    if ready.chat.notes.ask is not None:
+        with state.workspace.sequence(dry=True) as sequence:
+            run(assemble_task(state.workspace, prepared.prompt, dry=True, begun=sequence))
+            plan = describe(prepared, sequence)
+        return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": notices}
+    assert layout is not None
+    cached, length, _ = state.scheduler.prefixes.find(layout, salt)
+    layout, runs = state.scheduler.prefixes.plan(state.workspace, layout, salt, cached, length, dry=True)
+    if cached and length:
+        sequence = state.scheduler.prefixes.begin(cached, length, layout, dry=True)
+    else:
+        sequence = state.workspace.sequence(dry=True)
+    live = state.scheduler.prefixes.restore(sequence, layout, salt)
+    runs = [placed for placed in runs if placed.run.first >= live]
+    run(assemble_task(state.workspace, prepared.prompt, dry=True, begun=sequence, runs=runs))
+    counts = replace(Counts.of(sequence), shared=live)
+    return explanation(sequence.pieces, asdict(counts), notices)
 
-    def __init__(self, state: ServerState, scheduler: Scheduler, metrics: Metrics) -> None:
-        self._state, self._scheduler, self._metrics = state, scheduler, metrics
-        self._workspace, self._prefixes = state.workspace, state.prefixes
 
-    def explain(self, ready: PreparedRequest) -> dict[str, object]:
-        """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
-        prepared, layout, salt = ready.prepared, ready.layout, ready.chat.salt
-        assert prepared is not None
-        notices = list(map(str, ready.notices))
-        if ready.chat.notes.ask is not None:
-            with self._workspace.sequence(dry=True) as sequence:
-                run(assemble_task(self._workspace, prepared.prompt, dry=True, begun=sequence))
-                plan = describe(prepared, sequence)
-            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": notices}
-        assert layout is not None
-        cached, length, _ = self._prefixes.find(layout, salt)
-        layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
-        if cached and length:
-            sequence = self._prefixes.begin(cached, length, layout, dry=True)
-        else:
-            sequence = self._workspace.sequence(dry=True)
-        live = self._prefixes.restore(sequence, layout, salt)
-        runs = [placed for placed in runs if placed.run.first >= live]
-        run(assemble_task(self._workspace, prepared.prompt, dry=True, begun=sequence, runs=runs))
-        counts = replace(Counts.of(sequence), shared=live)
-        return explanation(sequence.pieces, asdict(counts), notices)
+def job_of(state: ServerState, job: ServerJob) -> Job[None]:
+    """Return a prepared request as a job of the scheduler."""
+    ready, longest = job.prepared, state.longest
+    assert ready is not None
+    shared: dict[str, Any] = {"layout": ready.layout, "salt": job.request.salt, "arrived": job.arrived}
+    if ready.session is None and ready.chat.notes.ask is None:
+        tokens = len(ready.layout or ())
+        return Job(
+            lambda work: _answer(state, job, work, ready),
+            ready.tokens,
+            ready.first_tokens,
+            min(1 + ready.reasoning_end * ready.request.think, ready.max_new),
+            answers=job.request.answers,
+            reasoning_end=ready.reasoning_end,
+            limit=tokens + ready.max_new if longest is None else min(tokens + ready.max_new, longest),
+            preemptible=True,
+            **shared,
+        )
+    first = ready.first_tokens
+    first = first if longest is None else max(1, min(first, longest - ready.tokens))
+    answer = _question if ready.session is None else _turn
+    more: dict[str, Any] = {**shared, "boundary": ready.boundary, "own": ready.session is not None}
+    return Job(lambda work: answer(state, job, work, ready), ready.tokens, first, 1, lookahead=ready.lookahead, **more)
 
-    def work(self, job: ServerJob) -> Job[None]:
-        """Return a prepared request as a job of the scheduler."""
-        ready, longest = job.prepared, self._state.longest
-        assert ready is not None
-        shared: dict[str, Any] = {"layout": ready.layout, "salt": job.request.salt, "arrived": job.arrived}
-        if ready.session is None and ready.chat.notes.ask is None:
-            tokens = len(ready.layout or ())
-            return Job(
-                lambda work: self._answer(job, work, ready),
-                ready.tokens,
-                ready.first_tokens,
-                min(1 + ready.reasoning_end * ready.request.think, ready.max_new),
-                answers=job.request.answers,
-                reasoning_end=ready.reasoning_end,
-                limit=tokens + ready.max_new if longest is None else min(tokens + ready.max_new, longest),
-                preemptible=True,
-                **shared,
-            )
-        first = ready.first_tokens
-        first = first if longest is None else max(1, min(first, longest - ready.tokens))
-        answer = self._question if ready.session is None else self._turn
-        more: dict[str, Any] = {**shared, "boundary": ready.boundary, "own": ready.session is not None}
-        return Job(lambda work: answer(job, work, ready), ready.tokens, first, 1, lookahead=ready.lookahead, **more)
 
-    def _answer(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
-        """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
-        self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        sequence, prefix, prepared = work.sequence, work.prefix, ready.prepared
-        assert sequence is not None and prefix is not None and prepared is not None
-        forks: list[KVSequence] = []
-        texts: dict[int, str] = {}  # by choice
-        failed, complete = False, 0
+def _answer(state: ServerState, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
+    """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
+    state.metrics.queued.observe(time.perf_counter() - job.arrived)
+    sequence, prefix, prepared = work.sequence, work.prefix, ready.prepared
+    assert sequence is not None and prefix is not None and prepared is not None
+    forks: list[KVSequence] = []
+    texts: dict[int, str] = {}  # by choice
+    failed, complete = False, 0
 
-        def keep_conversation() -> None:
-            if ready.conversation is not None:
-                answers = [ready.chat.prefill + text for text in texts.values() or [""]]
-                self._state.conversations.keep(ready.chat, ready.digests, ready.conversation, answers)
+    def keep_conversation() -> None:
+        if ready.conversation is not None:
+            answers = [ready.chat.prefill + text for text in texts.values() or [""]]
+            state.conversations.keep(ready.chat, ready.digests, ready.conversation, answers)
 
-        def on_event(event: Event) -> None:
-            if isinstance(event, Text) and not event.reasoning:
-                texts[event.index] = texts.get(event.index, "") + event.text
-            self._emit(job, event, work.live)
+    def on_event(event: Event) -> None:
+        if isinstance(event, Text) and not event.reasoning:
+            texts[event.index] = texts.get(event.index, "") + event.text
+        _emit(state, job, event, work.live)
 
-        def answer(sequence: KVSequence, index: int, seed: int) -> Task[None]:
-            nonlocal complete
-            sampling = replace(prepared.request.sampling, seed=(seed + index) & 0xFFFFFFFF)
-            own = replace(prepared, request=replace(prepared.request, sampling=sampling))
-            done = yield from generate_task(self._workspace, own, prefilled, sequence, callbacks, index)
-            complete += 1
-            if complete == work.answers:  # before the client gets the end and sends its next turn
-                keep_conversation()
-            self._emit(job, done)
+    def answer(sequence: KVSequence, index: int, seed: int) -> Task[None]:
+        nonlocal complete
+        sampling = replace(prepared.request.sampling, seed=(seed + index) & 0xFFFFFFFF)
+        own = replace(prepared, request=replace(prepared.request, sampling=sampling))
+        done = yield from generate_task(state.workspace, own, prefilled, sequence, callbacks, index)
+        complete += 1
+        if complete == work.answers:  # before the client gets the end and sends its next turn
+            keep_conversation()
+        _emit(state, job, done)
 
-        callbacks = Callbacks(on_event)
-        try:
-            self._emit_notices(job, ready)
-            yield from assemble_task(
-                self._workspace, prepared.prompt, begun=sequence, counted=not prepared.prompt.is_raw, runs=work.runs
-            )
-            prefilled = yield from prefill_task(self._workspace, prepared, sequence, callbacks, shared=work.live)
-            forks = [sequence.share() for _ in range(work.answers - 1)]
-            reservation = work.reservations[0]
-            reservation.fork_cells = reservation.forks = 0
-            for fork in forks:
-                fork.token_limit = sequence.token_limit
-                tokens, reasoning_end = len(prepared.prompt) + work.first, reservation.reasoning_end
-                work.reservations.append(self._scheduler.budget.reserve(fork, tokens, reasoning_end=reasoning_end))
-            seed = prepared.request.sampling.seed
-            seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            yield from _join([answer(each, index, seed) for index, each in enumerate([sequence, *forks])])
-        except Exception:
-            failed = True
-            raise
-        finally:
-            for fork in forks:
-                fork.close()
-            # A stopped answer, too: its client continues from the text that it got.
-            if complete < work.answers and (any(texts.values()) or not failed):
-                keep_conversation()
-            if not failed:
-                with suppress(NotesError):  # drops a prefix whose sequence is not intact
-                    self._prefixes.set_idle(prefix)
+    callbacks = Callbacks(on_event)
+    try:
+        _emit_notices(job, ready)
+        yield from assemble_task(
+            state.workspace, prepared.prompt, begun=sequence, counted=not prepared.prompt.is_raw, runs=work.runs
+        )
+        prefilled = yield from prefill_task(state.workspace, prepared, sequence, callbacks, shared=work.live)
+        forks = [sequence.share() for _ in range(work.answers - 1)]
+        reservation = work.reservations[0]
+        reservation.fork_cells = reservation.forks = 0
+        for fork in forks:
+            fork.token_limit = sequence.token_limit
+            tokens, reasoning_end = len(prepared.prompt) + work.first, reservation.reasoning_end
+            work.reservations.append(state.scheduler.budget.reserve(fork, tokens, reasoning_end=reasoning_end))
+        seed = prepared.request.sampling.seed
+        seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
+        yield from _join([answer(each, index, seed) for index, each in enumerate([sequence, *forks])])
+    except Exception:
+        failed = True
+        raise
+    finally:
+        for fork in forks:
+            fork.close()
+        # A stopped answer, too: its client continues from the text that it got.
+        if complete < work.answers and (any(texts.values()) or not failed):
+            keep_conversation()
+        if not failed:
+            with suppress(NotesError):  # drops a prefix whose sequence is not intact
+                state.scheduler.prefixes.set_idle(prefix)
 
-    def _question(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
-        """Answer a question in a sequence of its own, which keeps what other questions share."""
-        self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        prepared = ready.prepared
-        assert prepared is not None
-        self._emit_notices(job, ready)
-        if ready.layout and work.live and work.sequence is not None:
-            work.sequence.pieces = ready.layout.live(work.live)
-        kept = (lambda: self._scheduler.keep_prefix(work)) if work.prefix else None
-        callbacks = Callbacks(partial(self._emit, job, live=work.live))
-        answer = yield from prompt_task(self._workspace, prepared, work, callbacks, kept)
-        self._emit_document(job, prepared.request, answer)
-        self._emit(job, answer)
 
-    def _turn(self, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
-        """Answer the next turn of a session; the session is closed at the end."""
-        self._metrics.queued.observe(time.perf_counter() - job.arrived)
-        assert ready.session is not None
-        self._emit_notices(job, ready)
-        with job.resources:
-            session = job.resources.enter_context(Session(self._workspace, ready.session))
-            continued = not session.empty
-            answer = yield from session.answer_task(
-                *(ready.request, Callbacks(partial(self._emit, job))),
-                assembled=lambda sequence: self._scheduler.reserve(work, sequence),
-                room=ready.first_tokens,
-            )
-        self._emit_document(job, ready.request, answer, continued)
-        # Once the session is closed, as its client may send the next turn at once.
-        self._emit(job, answer)
+def _question(state: ServerState, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
+    """Answer a question in a sequence of its own, which keeps what other questions share."""
+    state.metrics.queued.observe(time.perf_counter() - job.arrived)
+    prepared = ready.prepared
+    assert prepared is not None
+    _emit_notices(job, ready)
+    if ready.layout and work.live and work.sequence is not None:
+        work.sequence.pieces = ready.layout.live(work.live)
+    kept = (lambda: state.scheduler.keep_prefix(work)) if work.prefix else None
+    callbacks = Callbacks(partial(_emit, state, job, live=work.live))
+    answer = yield from prompt_task(state.workspace, prepared, work, callbacks, kept)
+    _emit_document(state, job, prepared.request, answer)
+    _emit(state, job, answer)
 
-    def _emit_notices(self, job: ServerJob, ready: PreparedRequest) -> None:
-        for notice in ready.notices:
-            job.on_event(notice)
 
-    def _emit_document(self, job: ServerJob, request: Request, answer: Answer, continued: bool = False) -> None:
-        """Emit the document of `notes ask --json` if the request has `explain`, else the probabilities of its choices,
-        if any."""
-        notes, document = job.request.notes, Json()
-        if answer.decision:
-            document = {"choice": answer.choice, "probabilities": answer.probabilities}
-        if notes.explain:
-            memory = request.memory.name if notes.session and isinstance(request.memory, Segment) else None
-            how: dict[str, Any] = {"session": notes.session, "goes_on": continued, "memory": memory}
-            document = turn_as_json(self._workspace, request, answer, job.arrived, **how)
-        job.on_event(document)
+def _turn(state: ServerState, job: ServerJob, work: Job[None], ready: PreparedRequest) -> Task[None]:
+    """Answer the next turn of a session; the session is closed at the end."""
+    state.metrics.queued.observe(time.perf_counter() - job.arrived)
+    assert ready.session is not None
+    _emit_notices(job, ready)
+    with job.resources:
+        session = job.resources.enter_context(Session(state.workspace, ready.session))
+        continued = not session.empty
+        answer = yield from session.answer_task(
+            *(ready.request, Callbacks(partial(_emit, state, job))),
+            assembled=lambda sequence: state.scheduler.reserve(work, sequence),
+            room=ready.first_tokens,
+        )
+    _emit_document(state, job, ready.request, answer, continued)
+    # Once the session is closed, as its client may send the next turn at once.
+    _emit(state, job, answer)
 
-    def _emit(self, job: ServerJob, event: Event, live: int = 0) -> None:
-        """Pass an event on. `live`: tokens found in the prefix cache."""
-        if isinstance(event, Prefilled):
-            live += sum(piece.tokens for piece in event.pieces if piece.reason is Reason.RESTORED_SESSION)
-            event = replace(event, seconds=time.perf_counter() - job.arrived)
-            self._metrics.decoded += event.counts.decoded
-            self._metrics.spliced += event.counts.total - event.counts.decoded - live
-            self._metrics.live += live
-            self._metrics.first_token.observe(event.seconds)
-        elif isinstance(event, Answer):
-            self._metrics.generated += event.tokens + event.reasoning
-        job.on_event(event)
+
+def _emit_notices(job: ServerJob, ready: PreparedRequest) -> None:
+    for notice in ready.notices:
+        job.on_event(notice)
+
+
+def _emit_document(
+    state: ServerState, job: ServerJob, request: Request, answer: Answer, continued: bool = False
+) -> None:
+    """Emit the document of `notes ask --json` if the request has `explain`, else the probabilities of its choices,
+    if any."""
+    notes, document = job.request.notes, Json()
+    if answer.decision:
+        document = {"choice": answer.choice, "probabilities": answer.probabilities}
+    if notes.explain:
+        memory = request.memory.name if notes.session and isinstance(request.memory, Segment) else None
+        how: dict[str, Any] = {"session": notes.session, "goes_on": continued, "memory": memory}
+        document = turn_as_json(state.workspace, request, answer, job.arrived, **how)
+    job.on_event(document)
+
+
+def _emit(state: ServerState, job: ServerJob, event: Event, live: int = 0) -> None:
+    """Pass an event on. `live`: tokens found in the prefix cache."""
+    if isinstance(event, Prefilled):
+        live += sum(piece.tokens for piece in event.pieces if piece.reason is Reason.RESTORED_SESSION)
+        event = replace(event, seconds=time.perf_counter() - job.arrived)
+        state.metrics.decoded += event.counts.decoded
+        state.metrics.spliced += event.counts.total - event.counts.decoded - live
+        state.metrics.live += live
+        state.metrics.first_token.observe(event.seconds)
+    elif isinstance(event, Answer):
+        state.metrics.generated += event.tokens + event.reasoning
+    job.on_event(event)
 
 
 def _join(tasks: Sequence[Task[None]]) -> Task[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from starlette.routing import Route
 from notes_cli import output
 from notes_cli.errors import NotesError
 from notes_cli.serve import library
+from notes_cli.serve.answer_tasks import explain
 from notes_cli.serve.decisions import (
     DecisionReply,
     join_decisions,
@@ -29,9 +30,10 @@ from notes_cli.serve.decisions import (
 )
 from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
-from notes_cli.serve.metrics import KIND, POLLED, AccessLog, render_metrics
+from notes_cli.serve.metrics import KIND, POLLED, access_log, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import (
+    Options,
     check_messages,
     check_size,
     prepare,
@@ -54,7 +56,6 @@ from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, 
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.segment_cache import skill_name
 
-BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
 COUNTED = 1 << 17  # tokens of a text at /tokenize, also in a smaller context
 SIZE = "size"  # key of the request's state: bytes of its body
@@ -63,26 +64,11 @@ CURL = "application/x-www-form-urlencoded"  # sent by `curl -d` for any body
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Options of the HTTP service."""
-
-    host: str = "127.0.0.1"
-    keys: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()  # other origins that may send requests
-    body: int = BODY
-    page: bool = True  # the web page at /
-    forms: bool = True  # requests may have a grammar or a schema
-    verbose: bool = False  # the access log has also what monitors and pages load
-    token: str = ""  # a key for processes of the same user (serve/client.py)
-    errata: tuple[str, ...] = ()  # of requests that send none
-
-
 class Service:
     """The endpoints over one scheduler."""
 
-    def __init__(self, scheduler: DecodeThread, options: Options) -> None:
-        self.scheduler, self.options = scheduler, options
+    def __init__(self, scheduler: DecodeThread) -> None:
+        self.scheduler, self.options = scheduler, scheduler.options
         self.draining = False
         self._responses = ResponseStore()
         self._ignored: set[str] = set()  # ignored keys of requests that were logged
@@ -231,7 +217,7 @@ class Service:
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True), request)
-        return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
+        return JSONResponse(await self._compute(lambda: explain(self.scheduler.state, prepared)))
 
     async def errata(self, request: Request) -> Response:
         steps = library.apply_correction(self.scheduler, library.parse_correction(await self._body(request)))
@@ -308,7 +294,7 @@ def application(routes: list[Route], options: Options) -> Starlette:
         ClientDisconnect: _on_disconnect,
         Exception: _on_fault,
     }
-    log = Middleware(AccessLog, () if options.verbose else (*POLLED, *pages_of(routes)))
+    log = Middleware(access_log, () if options.verbose else (*POLLED, *pages_of(routes)))
     # CORS before the guard, so that pages can read refusals
     middleware = [log, *([cors] if options.origins else []), guard]
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)

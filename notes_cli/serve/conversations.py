@@ -1,5 +1,7 @@
 """Remembers each conversation's skills, and where its errata are, so that later turns have the same prefix.
 
+Skills are segments, or texts for another server (skill_texts.py).
+
 A client sends all messages at each turn, without the errata that were added to them. These are remembered by the
 messages: a later turn has them in the same places, and new ones right before its question, so that earlier tokens stay
 the same. A conversation keeps its segments even when others compile its skills again.
@@ -15,9 +17,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Generic, TypeVar
 
-from notes_cli.engine.segment import Segment
-from notes_cli.library.global_errata import GlobalErratum, holding
+from notes_cli.library.global_errata import GlobalErratum, Text, holding
 from notes_cli.runtime.place import Corrections, Policy, erratum_of, key_of, place, skill_of, values_in, with_errata
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.text.erratum import Erratum, known_fields, read_errata
@@ -26,12 +28,14 @@ from notes_cli.text.messages import ErratumPart, ImagePart, Message, SkillPart
 MOST = 4096  # conversations that are remembered, the latest
 ALIKE = 16  # turns with the same messages, but other answers or errata
 
+S = TypeVar("S", bound=Text)
+
 
 @dataclass(frozen=True, slots=True)
-class ConversationState:
+class ConversationState(Generic[S]):
     """The skills and corrections of a conversation after a turn."""
 
-    skills: dict[str, Segment] = field(default_factory=dict)
+    skills: dict[str, S] = field(default_factory=dict)
     corrections: Corrections = field(default_factory=Corrections)
     in_place: Mapping[str, str] = field(default_factory=dict)  # values of the first turn in texts, by `skill.field`
     # By number of the client's message; -1: of a system message before it.
@@ -40,7 +44,7 @@ class ConversationState:
     n_global: int = 0  # global errata that existed
     client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
 
-    def without(self, name: str) -> ConversationState:
+    def without(self, name: str) -> ConversationState[S]:
         """Forget a skill, with its errata."""
         errata = {
             number: tuple(part for part in parts if skill_of(part.key) != name) for number, parts in self.errata.items()
@@ -60,31 +64,29 @@ class ConversationState:
 
 
 @dataclass(slots=True)
-class _Turn:
-    state: ConversationState
-    answers: tuple[str, ...] = ()  # one for each choice
+class _Turn(Generic[S]):
+    state: ConversationState[S]
+    answers: tuple[str, ...]  # one for each choice; empty: any
     last: bool = True  # no later turn of its conversation was answered
 
 
-class Conversations:
+class Conversations(Generic[S]):
     """The answered conversations, by digests of their messages. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._turns: OrderedDict[bytes, list[_Turn]] = OrderedDict()
+        self._turns: OrderedDict[bytes, list[_Turn[S]]] = OrderedDict()
 
-    def find(
-        self, request: ChatRequest, digests: Sequence[bytes]
-    ) -> tuple[ConversationState | None, dict[str, Segment]]:
+    def find(self, request: ChatRequest, digests: Sequence[bytes]) -> tuple[ConversationState[S] | None, dict[str, S]]:
         """Return the state of the conversation that this request continues, and its skills. The state is None for a new
         one, or if the client does not send the errata that the conversation has. `digests`: `prefix_digests`."""
         with self._lock:
             turn, skills = self._find(request, digests)
         return (turn.state if turn else None), skills
 
-    def _find(self, request: ChatRequest, digests: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
+    def _find(self, request: ChatRequest, digests: Sequence[bytes]) -> tuple[_Turn[S] | None, dict[str, S]]:
         sent = request.notes.errata
-        skills: dict[str, Segment] = {}
+        skills: dict[str, S] = {}
         for turns in self._earlier_turns(request, digests):
             skills = skills or turns[-1].state.skills
             same = [turn for turn in turns if sent[: len(turn.state.client_errata)] == turn.state.client_errata]
@@ -93,7 +95,7 @@ class Conversations:
                 return turn, {**turn.state.skills, **skills}
         return None, skills
 
-    def _earlier_turns(self, request: ChatRequest, digests: Sequence[bytes]) -> Iterator[list[_Turn]]:
+    def _earlier_turns(self, request: ChatRequest, digests: Sequence[bytes]) -> Iterator[list[_Turn[S]]]:
         """Yield the turns with the messages and answers of this conversation, those of its latest answer first."""
         for number in range(len(digests) - 1, 0, -1):
             message = request.messages[number]
@@ -102,9 +104,9 @@ class Conversations:
                 yield matching
 
     def keep(
-        self, request: ChatRequest, digests: Sequence[bytes], state: ConversationState, answers: Sequence[str]
+        self, request: ChatRequest, digests: Sequence[bytes], state: ConversationState[S], answers: Sequence[str]
     ) -> None:
-        """Remember an answered turn. `answers`: the texts that the client got."""
+        """Remember a turn. `answers`: the texts that the client got; none: it may get any."""
         key = tuple(answers), state.client_errata
         with self._lock:
             before, _ = self._find(request, digests)
@@ -129,7 +131,7 @@ def _is_answer(message: Message, answers: Sequence[str]) -> bool:
     """Return True if a message of a client may be one of these answers: clients may cut it off, and write tool calls in
     their own format."""
     text = message.text.strip()
-    if message.tool_calls:
+    if message.tool_calls or not answers:
         return True
     return any(answer.strip() == text or (text and answer.strip().startswith(text)) for answer in answers)
 
@@ -149,27 +151,28 @@ def prefix_digests(request: ChatRequest) -> list[bytes]:
 
 
 def add_errata(
-    state: ConversationState | None,
+    state: ConversationState[S] | None,
     messages: Sequence[Message],
-    skills: dict[str, Segment],
+    skills: dict[str, S],
     global_errata: Sequence[GlobalErratum],
     client_errata: Sequence[str],
     wording: str | None,
     *,
     head: bool = False,
     editable: Collection[str] = (),
-) -> tuple[list[Message], ConversationState]:
+) -> tuple[list[Message], ConversationState[S]]:
     """Return the messages of the next turn with all errata, and the state after it.
 
-    `messages`: the client's with the parts of `skills`; `head`: after a system message that the client does not send.
-    `editable`: skills that no message of the client has: if they are new, the text gets their values.
+    `messages`: the client's with the parts of `skills`, but for images; `head`: after a system message that the client
+    does not send. `editable`: skills that no message of the client has: if they are new, the text gets their values.
 
     New errata are of new skills, of skills with a new copy, which would overrule earlier ones, and the client's own, by
     which it overrules global ones. They come with the question, or with a later message that has a new copy. While the
     question is answered by tool calls, new global errata of earlier skills wait for the next one, and new ones of the
     client come with the last result. Raises SkillError for an erratum of a field that no skill has.
     """
-    first, before = state is None, state or ConversationState()
+    first = state is None
+    before: ConversationState[S] = state or ConversationState()
     for name, old in before.skills.items():
         if name not in skills or skills[name].text != old.text:
             before = before.without(name)
@@ -177,9 +180,11 @@ def add_errata(
     offset = int(head)
     messages = [with_errata(message, before.errata.get(number - offset, ())) for number, message in enumerate(messages)]
     start = before.n_messages + offset if not first else 0
-    named = [{part.name for part in message.parts if isinstance(part, SkillPart)} for message in messages]
+    named = [
+        {part.name for part in message.parts if isinstance(part, SkillPart)} & skills.keys() for message in messages
+    ]
     added = {name for name in skills if name not in before.skills}
-    copied = {name for names in named[start:] for name in names if not skills[name].is_image} | added
+    copied = {name for names in named[start:] for name in names} | added
 
     known = known_fields(*skills.values())
     texts = values_in(skills.values()) | dict(before.in_place)

@@ -29,32 +29,24 @@ STALLED = 60.0  # seconds that a client has to take sent data
 LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})
 
 
-class Submission:
-    """The prompts of one request, in the scheduler; `close` cancels them."""
+async def events_of(
+    scheduler: DecodeThread, replies: Sequence[Reply]
+) -> AsyncGenerator[tuple[Reply, AnswerEvent], None]:
+    """Submit the prompts of one request, and yield the events with their replies, to which they are added. Closing it
+    cancels the prompts. Raises Refused if too many requests are waiting, or if a prompt fails."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[Reply, JobEvent]]()
 
-    def __init__(self, scheduler: DecodeThread, replies: Sequence[Reply]) -> None:
-        """Submit the prompts. Raises Refused if too many requests are waiting."""
-        self._replies = replies
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[Reply, JobEvent]] = asyncio.Queue()
-        self._jobs: list[ServerJob] = []
-        try:
-            for reply in replies:
-                self._jobs.append(scheduler.submit(reply.request, partial(self._put, reply)))
-        except Refused:
-            self.close()
-            raise
-
-    def _put(self, reply: Reply, event: JobEvent) -> None:
-        """Put an event into the queue, in a thread of the scheduler."""
+    def put(reply: Reply, event: JobEvent) -> None:  # in a thread of the scheduler
         with suppress(RuntimeError):  # asyncio's loop has ended
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (reply, event))
+            loop.call_soon_threadsafe(arrived.put_nowait, (reply, event))
 
-    async def events(self) -> AsyncGenerator[tuple[Reply, AnswerEvent], None]:
-        """Yield the events with their replies, to which they are added. Raises Refused if a prompt fails."""
-        running = len(self._replies)
+    jobs: list[ServerJob] = []
+    try:
+        for reply in replies:
+            jobs.append(scheduler.submit(reply.request, partial(put, reply)))
+        running = len(jobs)
         while running:
-            reply, event = await self._events.get()
+            reply, event = await arrived.get()
             if isinstance(event, NotesError):
                 raise as_refusal(event)
             if event is None:
@@ -63,13 +55,8 @@ class Submission:
             reply.add(event)
             if isinstance(event, AnswerEvent):
                 yield reply, event
-
-    async def wait(self) -> None:
-        async for _ in self.events():
-            pass
-
-    def close(self) -> None:
-        for job in self._jobs:
+    finally:
+        for job in jobs:
             job.cancel()
 
 
@@ -80,34 +67,33 @@ async def respond(
     join: Callable[[Sequence[Reply]], Json] = join_replies,
 ) -> Response:
     """Answer a request with one prompt or several. Raises NotesError, ClientDisconnect."""
-    if len(replies) > scheduler.limits.requests:  # trying again would not help
-        message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
+    if len(replies) > scheduler.options.requests:  # trying again would not help
+        message = f"{len(replies):,} prompts in one request: this server takes {scheduler.options.requests:,} at a time"
         raise invalid("prompt", message)
     request.scope.setdefault("state", {})[COUNTS] = partial(counts_of, replies)
     first = replies[0]
     if first.request.stream:
         events = _reply_events(scheduler, replies)
         return await start_stream(request, events, lambda error: encode_event(first.failure(error), first.named_events))
-    submission = Submission(scheduler, replies)
-    try:
-        await while_connected(request.receive, submission.wait())
-    finally:
-        submission.close()
+
+    async def answered() -> None:
+        async with aclosing(events_of(scheduler, replies)) as arriving:
+            async for _ in arriving:
+                pass
+
+    await while_connected(request.receive, answered())
     return JSONResponse(join(replies), headers=headers(replies))
 
 
 async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> AsyncGenerator[bytes, None]:
     """Submit the prompts, and yield the chunks or named events of the API. Raises Refused if a prompt fails."""
     first, begun = replies[0], False
-    submission = Submission(scheduler, replies)
-    try:
-        async for reply, event in submission.events():
+    async with aclosing(events_of(scheduler, replies)) as arriving:
+        async for reply, event in arriving:
             opening = [] if begun else [chunk for each in replies for chunk in each.opening()]
             for chunk in (*opening, *reply.chunks(event)):
                 yield encode_event(chunk, first.named_events)
             begun = True
-    finally:
-        submission.close()
     for chunk in first.closing(replies):
         yield encode_event(chunk, first.named_events)
     if not first.named_events:

@@ -82,16 +82,13 @@ POLLED = ("/health", "/metrics")  # paths that monitors request all the time
 COUNTS = "counts"  # key of the request's state: a function that returns a text about tokens
 
 
-class AccessLog:
-    """ASGI middleware. An endpoint that answers prompts puts COUNTS into the request's state."""
+def access_log(app: ASGIApp, left_out: Sequence[str]) -> ASGIApp:
+    """Log each request, except those for the paths `left_out`. An endpoint that answers prompts puts COUNTS into the
+    request's state."""
 
-    def __init__(self, app: ASGIApp, left_out: Sequence[str]) -> None:
-        """`left_out`: paths without a line."""
-        self._app, self._left_out = app, left_out
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._left_out:
-            await self._app(scope, receive, send)
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in left_out:
+            await app(scope, receive, send)
             return
         began, status = time.perf_counter(), 499  # the client is gone
 
@@ -102,11 +99,13 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
+            await app(scope, receive, watched)
         finally:
             milliseconds = round(1000 * (time.perf_counter() - began))
             counts = scope.get("state", {}).get(COUNTS, str)()
             output.say(f"{scope['method']} {scope['path'][:200]} {status}, {counts}{milliseconds:,} ms")
+
+    return logged
 
 
 def counts_of(replies: Sequence[Reply]) -> str:

@@ -247,23 +247,19 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     reader = Reader(data)
     model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
     messages, prefill = _messages(reader)
-    choice = _tools(reader, forms)
+    tools, calls = _tools(reader, forms)
     logprobs, likely = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
     if likely and not logprobs:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     likely = (likely or 0) if logprobs else None
     options, answers = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), likely)
     notes = parse_notes(reader.any("notes"))
-    grammar = _grammar(reader, forms)
-    if choice.required:
-        options = replace(options, allowed=choice.allowed, must_call=True, grammar=choice.grammar)
-    else:
-        options = replace(options, allowed=choice.allowed, grammar=grammar, call_grammar=choice.grammar)
+    options = replace(options, **{"grammar": _grammar(reader, forms), **calls})
     if prefill:
         _check_prefill(options, notes)
     reader.ignore_needless()
     reader.end(IGNORED)
-    chat = ChatRequest(model, messages, choice.tools, options=options, answers=answers, notes=notes)
+    chat = ChatRequest(model, messages, tools, options=options, answers=answers, notes=notes)
     return replace(chat, stream=stream, usage=usage, prefill=prefill, ignored=tuple(reader.ignored))
 
 
@@ -462,19 +458,9 @@ def _values(reader: Reader, key: str, values: Any) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _ToolChoice:
-    """The tools, those that may be called, and the grammar of a call; None: not constrained."""
-
-    tools: tuple[Mapping[str, Any], ...] = ()
-    allowed: tuple[Mapping[str, Any], ...] = ()
-    grammar: str | None = None
-    required: bool = False
-
-
-def _tools(reader: Reader, forms: bool) -> _ToolChoice:
-    """Parse the tools and their choice. The tools are ordered by name, so that their order does not change the prefix,
-    and all of them are in the prompt, whichever may be called."""
+def _tools(reader: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], dict[str, Any]]:
+    """Parse the tools and their choice; return them with the options of generation for calls. The tools are ordered by
+    name, so that their order does not change the prefix, and all are in the prompt, whichever may be called."""
     none: list[Any] = []
     listed = reader.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
     with _refusing("tools"):
@@ -485,10 +471,10 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed, choice = _allowed(choice, tools)
     if choice == "none":
-        return _ToolChoice()
+        return (), {}
     required = choice not in (None, "auto")
     if not required and allowed == tools:
-        return _ToolChoice(tools, tools)
+        return tools, {"allowed": tools}
     if not forms:
         raise no_forms()
     name = ""
@@ -502,7 +488,8 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
         parameters = parameters_of(allowed, name)
     with _refusing("tools"):
         grammar = calls_grammar(parameters, strict_ones(listed))
-    return _ToolChoice(tools, allowed, grammar, required)
+    how = {"must_call": True, "grammar": grammar} if required else {"call_grammar": grammar}
+    return tools, {"allowed": allowed, **how}
 
 
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:

@@ -25,7 +25,7 @@ from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.open_skills import warn_edited
-from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
+from notes_cli.runtime.prefix_cache import Layout, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, rendered, rendered_with_tools
 from notes_cli.runtime.request import UNLIMITED, Callbacks, Request, Settings
 from notes_cli.runtime.resolve import (
@@ -37,9 +37,11 @@ from notes_cli.runtime.resolve import (
     requests_reasoning,
     with_unique_names,
 )
+from notes_cli.runtime.scheduler import Scheduler
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, ConversationState, add_errata, prefix_digests
+from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, last_text, match_skills, skill_name
@@ -54,6 +56,34 @@ SPARE = 128  # tokens that bound the template's text in a session's turn
 SENTENCE = 32  # tokens that bound the wording around an erratum
 MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `notes serve`."""
+
+    host: str = "127.0.0.1"
+    keys: tuple[str, ...] = ()
+    token: str = ""  # a key for processes of the same user (client.py)
+    origins: tuple[str, ...] = ()  # other origins that may send requests
+    body: int = 16 << 20  # bytes of a request
+    page: bool = True  # the web page at /
+    forms: bool = True  # requests may have a grammar or a schema
+    verbose: bool = False  # the access log has also what monitors and pages load
+    names: tuple[str, ...] = ()  # further names of the model
+    splice: tuple[str, ...] = ()  # skills of requests that name none: names or texts
+    errata: tuple[str, ...] = ()  # of requests that send none
+    reuse: Reuse = "compiled"  # of requests that do not name it
+    parallel: int = 16  # sequences in prefill or decode
+    queue: int = 128  # waiting requests
+    max_tokens: int | None = None  # of an answer; None: until the context is full
+    chunk: int = 256  # prompt tokens that are prefilled per step
+    cache_ram: int | None = None  # bytes for evicted prefixes; None: a share of the free memory
+
+    @property
+    def requests(self) -> int:
+        """Most requests that run or wait, each with one prompt."""
+        return self.parallel + self.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +102,7 @@ class PreparedRequest:
     max_new: int = 0  # most generated tokens, with reasoning
     reasoning_end: int = 0  # of these, those for the end of the reasoning
     lookahead: int = 0  # cells to score its longest choice
-    conversation: ConversationState | None = None  # after this turn
+    conversation: ConversationState[Segment] | None = None  # after this turn
     digests: Sequence[bytes] = ()  # of its messages (conversations.py)
 
 
@@ -94,13 +124,13 @@ class ServerState:
 
     workspace: Workspace
     segment_cache: SegmentCache
-    prefixes: PrefixCache
-    conversations: Conversations
+    scheduler: Scheduler  # only for the decode thread, but for its prefixes' layouts
+    conversations: Conversations[Segment]
     errata: GlobalErrata | None  # None: this library has none
     names: Sequence[str]  # of the model
-    max_tokens: int | None  # of an answer; None: until the context is full
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
-    reuse: Reuse = "compiled"  # of requests that do not name it
+    options: Options
+    metrics: Metrics
 
 
 def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = False) -> PreparedRequest:
@@ -167,7 +197,12 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
 def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
     """Convert a chat request to the next turn of a session, or to a single question. `begun`: the session has earlier
     turns. `dry`: do not compile images. Raises Refused for parameters that these do not have."""
-    options, messages, limit, cache = request.options, list(request.messages), state.max_tokens, state.segment_cache
+    options, messages, limit, cache = (
+        request.options,
+        list(request.messages),
+        state.options.max_tokens,
+        state.segment_cache,
+    )
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
         alone = "a session keeps its messages: send the new message alone, and a system message with the first one"
@@ -258,7 +293,8 @@ def _prepare_chat(
     editable = {name for name, segment in skills.items() if name not in in_messages and not segment.media}
     placed = _with_skills(messages, list(map(SkillPart, named)), settings.place)
     global_errata = state.errata.all() if state.errata and skills else ()
-    given = earlier, placed, skills, global_errata, request.notes.errata, settings.wording
+    with_fields = {name: segment for name, segment in skills.items() if not segment.is_image}
+    given = earlier, placed, with_fields, global_errata, request.notes.errata, settings.wording
     add = partial(add_errata, *given, head=len(placed) > len(messages))
     messages, now = add(editable=editable)
     prompt = Prompt("", list(skills.values()), think=think, fields=now.in_place, method=FIELD)
@@ -289,7 +325,7 @@ def _prepare_chat(
 def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Layout:
     """Set what a prompt may reuse, and open the compiled texts for that. Like matching, this shows a client which texts
     are compiled."""
-    notes, reuse = request.notes, request.notes.reuse or state.reuse
+    notes, reuse = request.notes, request.notes.reuse or state.options.reuse
     if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
@@ -340,7 +376,7 @@ def _with_limits(state: ServerState, chat: ChatRequest, prompt: Prompt, settings
     if options.call_grammar is not None and workspace.model.recurrent:
         message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
         raise Refused(400, message, param="tool_choice", code="unsupported_value")
-    max_tokens = _max_tokens(options, state.max_tokens)
+    max_tokens = _max_tokens(options, state.options.max_tokens)
     request = replace(options, think=settings.think, max_tokens=max_tokens, conversation=prompt.conversation)
     reasons = chat.prompt is None and (settings.think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0
@@ -349,7 +385,7 @@ def _with_limits(state: ServerState, chat: ChatRequest, prompt: Prompt, settings
         max_new = min(max_new, workspace.longest - tokens)
     now = time.perf_counter()
     prepared = Prepared(request, prompt, settings, now, now, request.grammar)
-    layout = _with_reuse(state, chat, state.prefixes.layout(prompt))
+    layout = _with_reuse(state, chat, state.scheduler.prefixes.layout(prompt))
     more: dict[str, Any] = {"layout": layout, "max_new": max_new, "reasoning_end": reasoning_end}
     return PreparedRequest(chat, request, prompt.cells, min(max_new, GRANT), [], prepared, **more)
 
@@ -390,7 +426,7 @@ def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
     chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
-    if (chat.notes.reuse or (chatting and state.reuse)) == "exact":
+    if (chat.notes.reuse or (chatting and state.options.reuse)) == "exact":
         chat = replace(chat, notes=replace(chat.notes, exact=True))
     if chat.notes.session is not None:
         return _prepare_turn(state, chat, chat.notes.session, resources)
@@ -426,8 +462,8 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     workspace.check_length(tokens + min(max_new, 1))
     lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
     if chat.shared:
-        layout = state.prefixes.layout(asked.prompt)
-        other = state.prefixes.layout(rendered(workspace, replace(asked.prompt, question=chat.shared)))
+        layout = state.scheduler.prefixes.layout(asked.prompt)
+        other = state.scheduler.prefixes.layout(rendered(workspace, replace(asked.prompt, question=chat.shared)))
         boundary = layout.begin(common_prefix(layout.tokens, other.tokens))
         layout, boundary = (layout, boundary) if boundary else (None, None)
     more: dict[str, Any] = {"layout": layout, "boundary": boundary, "lookahead": lookahead}

@@ -242,33 +242,28 @@ def _host_name(host: str) -> str | None:
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class _GcPause:
-    """Disables garbage collection while any thread is inside: the collector would scan millions of new lists again and
+_uncollected: set[int] = set()  # threads in `_without_gc`
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Disable garbage collection while any thread is inside: the collector would scan millions of new lists again and
     again, and stop all threads meanwhile."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                gc.enable()
-
-
-_gc_pause = _GcPause()
+    _uncollected.add(threading.get_ident())
+    gc.disable()
+    try:
+        yield
+    finally:
+        _uncollected.discard(threading.get_ident())
+        if not _uncollected:
+            gc.enable()
 
 
 def read_json(data: bytes | bytearray) -> Any:
     """Parse a JSON body. Raises Refused if it is not JSON, or has a lone surrogate or a number beyond those of floats,
     as an answer that repeats one would be no JSON."""
     try:
-        with _gc_pause:
+        with _without_gc():
             value = json.loads(data, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         message = f"the body is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"

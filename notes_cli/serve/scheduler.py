@@ -17,21 +17,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
-from notes_cli.runtime.prefix_cache import Reuse, default_budget
+from notes_cli.runtime.prefix_cache import default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.answer_tasks import AnswerTasks, JobEvent, ServerJob, client_error
+from notes_cli.serve.answer_tasks import JobEvent, ServerJob, client_error, job_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.serve.prepare import ServerState, prepare
+from notes_cli.serve.prepare import Options, ServerState, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SegmentCache
 
@@ -41,44 +40,18 @@ PREPARING = 4  # preparation threads, which share Python's interpreter lock
 LARGE = 1 << 18  # bytes of a request above which it is prepared in a thread of its own, one after the other
 LONG = 8  # most waiting compiles
 IDLE = 32  # idle prefixes that are kept
-CHUNK = 256  # prompt tokens that are prefilled per step
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the scheduler."""
-
-    parallel: int = 16  # sequences in prefill or decode
-    queue: int = 128  # waiting requests
-    tokens: int | None = None  # of an answer; None: until the context is full
-    chunk: int = CHUNK
-    cache_ram: int | None = None  # bytes for evicted prefixes; None: a share of the free memory
-
-    @property
-    def requests(self) -> int:
-        """Most requests that run or wait, each with one prompt."""
-        return self.parallel + self.queue
 
 
 class DecodeThread:
     """Prepares requests and runs them in the scheduler, between `start` and `close`. Any thread may use it."""
 
-    def __init__(
-        self,
-        workspace: Callable[[], contextlib.AbstractContextManager[Workspace]],
-        limits: Limits | None = None,
-        names: Sequence[str] = (),
-        splice: Sequence[str] = (),
-        reuse: Reuse = "compiled",
-    ) -> None:
-        """`workspace` is opened in the decode thread. `names`: further names of its model. `splice`: skills of requests
-        that name none: names or texts, which are compiled once the model is loaded. `reuse`: what requests that do
-        not name it may reuse."""
-        self.limits = limits or Limits()
+    def __init__(self, workspace: Callable[[], contextlib.AbstractContextManager[Workspace]], options: Options) -> None:
+        """`workspace` is opened in the decode thread."""
+        self.options = options
         self.ready: Future[Workspace] = Future()  # done once the model is loaded
         self.over: Future[None] = Future()  # done once the decode thread has ended
-        self.names, self._reuse = tuple(names), reuse
-        self.splice = tuple(splice)
+        self.names = options.names
+        self.splice = options.splice  # names, once the model is loaded and texts among them are compiled
         self.started = int(time.time())
         self.metrics = Metrics()
         self._open = workspace
@@ -123,7 +96,7 @@ class DecodeThread:
         if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
-            if self._count >= self.limits.requests:
+            if self._count >= self.options.requests:
                 self.metrics.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
@@ -264,25 +237,24 @@ class DecodeThread:
                 self._long_calls.popleft()()
 
     def _begin(self) -> None:
-        workspace, limits = self.workspace, self.limits
+        workspace, options = self.workspace, self.options
         model = workspace.model  # clients may name it by an alias, its file's stem, its own name, or its file's name
         names = (*self.names, model.path.stem, model.name, model.path.name)
         self.names = tuple(dict.fromkeys(filter(None, names)))
         idle = 2 if model.recurrent else IDLE  # each recurrent state takes memory
         with contextlib.suppress(EngineError):  # then fewer run at a time
-            workspace.reserve(0, limits.parallel + idle)
-        cache_ram = default_budget() if limits.cache_ram is None else limits.cache_ram
-        self.scheduler = Scheduler(workspace, limits.parallel, chunk=limits.chunk, idle=IDLE, cache_ram=cache_ram)
+            workspace.reserve(0, options.parallel + idle)
+        cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
+        self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.segment_cache = SegmentCache(workspace, self.compute)
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         cells = None if workspace.grows else workspace.context.cells
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
         self.state = ServerState(
-            *(workspace, self.segment_cache, self.prefixes, Conversations(), errata, self.names),
-            *(limits.tokens, longest, self._reuse),
+            *(workspace, self.segment_cache, self.scheduler, Conversations(), errata, self.names),
+            *(longest, options, self.metrics),
         )
-        self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
         self.splice = tuple(map(self.segment_cache.compiled, self.splice))
 
     def _end(self) -> None:
@@ -324,7 +296,7 @@ class DecodeThread:
             if arrival is None:
                 self._closing = True
             elif isinstance(arrival, ServerJob):
-                arrival.work = self.tasks.work(arrival)
+                arrival.work = job_of(self.state, arrival)
                 arrival.work.cancelled = arrival.cancelled  # it may have been cancelled before
                 arrival.work.on_end = partial(self._job_ended, arrival)
                 self.scheduler.submit(arrival.work)

@@ -1,8 +1,8 @@
 """Writes skills as text at the beginning of messages for another server, and corrections of their fields at the end.
 
 That server's prefix cache hits as long as prompts begin with the same bytes. So skills come first, sorted by name and
-with the values that they were read with, and other values are errata before the last message of the user or a tool.
-An erratum stays before that message in later turns, as long as the conversation's requests have the same value.
+with the values that they were read with, and other values are errata in the last message of the user or a tool. They
+stay there in later turns (conversations.py), as long as the conversation's requests have them.
 
 A system message with a known skill's text, but with other values of its fields, is edited: it gets the skill's own
 text, and errata with these values. Messages of users and tools are left as they are, since they may be about the text.
@@ -11,12 +11,10 @@ text, and errata with these values. Messages of users and tools are left as they
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -29,19 +27,19 @@ from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.library.segment_files import skill_named
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
-from notes_cli.serve.parsing import parse_notes
+from notes_cli.serve.conversations import Conversations, add_errata, prefix_digests
+from notes_cli.serve.parsing import ChatRequest, parse_notes
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
-from notes_cli.text.erratum import Erratum, Known, read_errata, word
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import BREAKS
-from notes_cli.text.messages import BETWEEN
+from notes_cli.text.messages import BETWEEN, ErratumPart, Message, SkillPart, TextPart
 from notes_cli.text.skill import Skill, load_skill, skill_file, skill_sources
 
 Json = dict[str, Any]
-Values = dict[tuple[str, str], str]  # by skill and field; a correction in free text is ("", text)
 LONGEST_VALUE = 80  # characters of another value than the text has, as in the lines of fields
-MOST = 4096  # messages that are remembered, the latest
+MARK = f"<{os.urandom(8).hex()}>"
 SYSTEM, INPUTS = ("system", "developer"), ("user", "tool")  # roles
 NEED_A_MODEL = ("session", "ask", "recompute", "cache_salt")  # keys of `notes`
 
@@ -131,8 +129,7 @@ class Placer:
     def __init__(self, texts: SkillTexts, errata: Sequence[str] = ()) -> None:
         """`errata`: for requests that name no skill and have no errata."""
         self.texts, self._errata = texts, tuple(errata)
-        self._lock = threading.Lock()
-        self._stated: OrderedDict[bytes, Values] = OrderedDict()  # by digest of the messages up to the errata's
+        self._conversations: Conversations[Skill] = Conversations()
 
     def skills_of_alias(self, model: object) -> tuple[object, list[str]]:
         """Return the model and the skills of `model@returns+support`. Raises Refused for a word that is no skill."""
@@ -170,65 +167,66 @@ class Placer:
                 raise invalid(name, f"{name} must be a text, a list or null")
         body["messages"] = messages = copy.deepcopy(messages)
         found = _match(messages, self.texts.all().values()) if notes.match else {}
-        named = {name: (skills[name], dict[str, str]()) for name in sorted(skills) if name not in found}
-        present, values = dict[str, Skill](), Values()
-        for name, (skill, others) in {**named, **found}.items():
-            present[name] = skill
-            values |= {(name, each): value for each, value in {**self.texts.values(skill), **others}.items()}
-        known = Known((name, skill.values) for name, skill in present.items())
-        for erratum in read_errata(notes.errata, known):
-            if erratum.field is None or erratum.value is None:
-                values["", erratum.text] = erratum.text
-            for reference in known.find(erratum.key) if erratum.field else ():
-                values[reference.skill, reference.field] = erratum.value or ""
-        values = {key: value for key, value in values.items() if not key[0] or present[key[0]].values[key[1]] != value}
-        stated = self._state(messages, values, known, client)
+        named = [skills[name] for name in sorted(skills) if name not in found]
+        present = {skill.name: skill for skill in (*named, *(skill for skill, _ in found.values()))}
+        changed = {f"{name}.{key}": value for name, (_, values) in found.items() for key, value in values.items()}
+        notes = replace(notes, splice=tuple(skills), errata=(*of_fields(changed), *notes.errata))
+        if asked := not any(message.get("role") in INPUTS for message in messages):
+            messages.append({"role": "user", "content": ""})  # for errata
+        stated = self._add_errata(messages, named, present, ChatRequest(str(model), notes=notes, client=client))
+        if asked and not messages[-1]["content"]:
+            messages.pop()
+        for holder, key, _ in _slots(messages):
+            texts = holder[key].split(MARK)
+            holder[key] = "".join(found[text][0].text if number % 2 else text for number, text in enumerate(texts))
         if named:
             if messages[:1] == [] or messages[0].get("role") not in SYSTEM:
                 messages.insert(0, {"role": "system", "content": ""})
-            _put_before(messages[0], [skill.text for skill, _ in named.values()])
+            _put_before(messages[0], [skill.text for skill in named])
         return Placed(body, tuple(present), tuple(stated), notes.explain)
 
-    def _state(self, messages: list[Json], values: Values, known: Known, client: str) -> list[str]:
-        """Put errata before messages of the user or of tools, and return those that hold now."""
-        if values and not any(message.get("role") in INPUTS for message in messages):
-            messages.append({"role": "user", "content": ""})
-        last = max((number for number, message in enumerate(messages) if message.get("role") in INPUTS), default=-1)
-        missing, digest, places = dict(values), hashlib.sha256(client.encode()), dict[int, Values]()
-        with self._lock:
-            for number, message in enumerate(messages):
-                digest.update(json.dumps(message, sort_keys=True).encode() + b"\0")
-                if message.get("role") not in INPUTS:
-                    continue
-                if number == last:
-                    places[number] = missing
-                    if missing:
-                        self._stated[digest.digest()] = missing
-                        self._stated.move_to_end(digest.digest())
-                    break
-                earlier = self._stated.get(digest.digest(), {})
-                places[number] = {key: value for key, value in earlier.items() if missing.get(key) == value}
-                missing = {key: value for key, value in missing.items() if key not in places[number]}
-            while len(self._stated) > MOST:
-                self._stated.popitem(last=False)
-        for number, stated in places.items():
-            _put_before(messages[number], [_sentence(known, key, value) for key, value in stated.items()])
-        return [_sentence(known, key, value) for stated in places.values() for key, value in stated.items()]
+    def _add_errata(
+        self, messages: list[Json], named: Sequence[Skill], present: dict[str, Skill], chat: ChatRequest
+    ) -> list[str]:
+        """Put the errata of earlier turns and new ones into messages. Return them all."""
+        chat = replace(chat, messages=tuple(map(_message, messages)))
+        digests = prefix_digests(chat)
+        state, _ = self._conversations.find(chat, digests)
+        head = Message("system", tuple(SkillPart(skill.name) for skill in named))
+        end = 1 + max(number for number, message in enumerate(messages) if message.get("role") in INPUTS)
+        placed, state = add_errata(
+            *(state, [head, *chat.messages[:end]], present, self.texts.errata.all(), chat.notes.errata, None), head=True
+        )
+        self._conversations.keep(chat, digests, state, ())
+        stated = [[part.sentence for part in one.parts if isinstance(part, ErratumPart)] for one in placed[1:]]
+        for message, sentences in zip(messages, stated, strict=False):
+            _put_after_skills(message, sentences)
+        return [sentence for sentences in stated for sentence in sentences]
 
 
-def _sentence(known: Known, key: tuple[str, str], value: str) -> str:
-    skill, name = key
-    if not skill:
-        return word(Erratum(None, None, value))
-    shared = any(reference.shared for reference in known.find(f"{skill}.{name}"))
-    return word(Erratum(name, value, "", skill if shared else ""))
+def _message(message: Json) -> Message:
+    """Return a message with its skills; its text is all of it, for the digest."""
+    role, slots = str(message.get("role")), _slots([message])
+    names = [name for holder, key, _ in slots for name in holder[key].split(MARK)[1::2]]
+    text = TextPart(json.dumps(message, sort_keys=True))
+    return Message("system" if role in SYSTEM else role, (text, *map(SkillPart, names)))
+
+
+def _put_after_skills(message: Json, texts: Sequence[str]) -> None:
+    """Add texts after the last skill in a message, without one at its beginning."""
+    for holder, key, _ in reversed([*_slots([message])] if texts else []):
+        before, mark, after = holder[key].rpartition(MARK)
+        if mark:
+            holder[key] = BETWEEN.join([before + mark, *texts, *([after.lstrip("\n")] if after.strip() else [])])
+            return
+    _put_before(message, texts)
 
 
 def _put_before(message: Json, texts: Sequence[str]) -> None:
     content = message.get("content")
     if isinstance(content, list):
         message["content"] = [*({"type": "text", "text": text} for text in texts), *content]
-    else:
+    elif texts:
         message["content"] = BETWEEN.join([*texts, *([content] if content else [])])
 
 
@@ -239,8 +237,8 @@ _Slot = tuple[Json, str, bool]  # a text: its object, its key there, and True if
 
 def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple[Skill, dict[str, str]]]:
     """Find the texts of skills in messages, longest first, and give them the values of the skills. Return them with the
-    values that they had instead. A skill with copies of different values is left as it is: the messages may compare
-    them."""
+    values that they had instead; in the messages they are their names between two of MARK. A skill with copies of
+    different values is left as it is: the messages may compare them."""
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
         constants = _constants(skill)
@@ -255,10 +253,7 @@ def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple
             continue
         found[skill.name] = skill, first
         for holder, key, _ in with_it:  # shorter skills are not looked for in this one
-            holder[key] = pattern.sub(f"\0{skill.name}\0", holder[key])
-    for holder, key, _ in slots:
-        for skill, _ in found.values():
-            holder[key] = holder[key].replace(f"\0{skill.name}\0", skill.text)
+            holder[key] = pattern.sub(f"{MARK}{skill.name}{MARK}", holder[key])
     return found
 
 

@@ -26,10 +26,11 @@ from starlette.routing import Route
 
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
-from notes_cli.serve.app import SIZE, Options, application, client_of, read_body
+from notes_cli.serve.app import SIZE, application, client_of, read_body
 from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.library import parse_correction
 from notes_cli.serve.metrics import COUNTS, KIND, Metrics, render_metrics
+from notes_cli.serve.prepare import Options
 from notes_cli.serve.refusals import Refused, read_json
 from notes_cli.serve.scheduler import LARGE
 from notes_cli.serve.skill_texts import Json, Placed, Placer

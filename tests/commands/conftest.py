@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from notes_cli import output
 from notes_cli.cli import run
 
 from ..limits import unprivileged_here
@@ -71,6 +72,7 @@ def run_here(*arguments: object, stdin: str | bytes = b"") -> Outcome:
             code = run([str(argument) for argument in arguments])
     finally:
         sys.stdin = before
+        output.begin(json=False)  # for tests of this process that run no command
     return Outcome(code, out.text(), err.text())
 
 

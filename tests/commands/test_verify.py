@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from samples import SAMPLES
 
-from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
+from notes_cli.library.container import open_segment, write_segment
 from notes_cli.measure import verify
 from notes_cli.runtime.workspace import Workspace
 
@@ -98,14 +100,15 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     missed, fail, advice = outcome.out.splitlines()[-3:]
     assert outcome.code == 1 and fail.startswith("FAIL: 1 of 1") and advice.startswith("next: ")
     assert missed.startswith("missed: the mean cosine is ") and "must be 1.1" in missed and "'Why?'" in missed
-    assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True
+    assert js.code == 1 and js.json["pass"] is False and js.json["cases"][0]["right"]
     assert js.json["failed"] == [missed.removeprefix("missed: ")]
 
 
-def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A splice with unrotated keys fails, whatever the logits are; the error names the skill and its K/V."""
-    splice = Context.splice
-    monkeypatch.setattr(Context, "splice", lambda *given, **how: splice(*given, **{**how, "rotate": False}))
+def test_wrong_rows_fail(notes: Notes, compiled: Path) -> None:
+    """Whatever the logits are; the error names the skill and its K/V."""
+    segment = open_segment(compiled)
+    layers = [replace(rows, k=np.roll(rows.k, 1, axis=0)) for rows in segment.layers]
+    write_segment(compiled, replace(segment, layers=tuple(layers)))
     outcome = notes("verify", "returns", "--choices", "a,b")
     lines = outcome.out.splitlines()
     assert outcome.code == 1 and lines[-2].startswith("FAIL")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import DamagedError, NotesError, SegmentError, UnwritableError
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.store import Library, changes, export, shared_segments
+from notes_cli.library.store import Library, export, shared_segments
 
 from ..limits import as_a_new_process, belongs_to_another, few_descriptors, small_files
 from ..refused import refused
@@ -147,29 +146,6 @@ def test_one_compile_at_a_time(library: Library, identity: Identity) -> None:
         left.touch()
     with library.compiling("returns", identity):
         assert not left.exists()
-
-
-def test_changes(filled: Library, identity: Identity) -> None:
-    """Each thing that asks for a new compile is named; nothing if it is up to date."""
-    info = peek(filled.path("returns", identity))
-    now: dict[str, Any] = {
-        "text": info.text,
-        "tokens": info.tokens,
-        "description": info.description,
-        "fields": [("date", "1é", 6, 8)],
-        "identity": identity,
-        "context": np.array([7, 8], np.int32),
-        "prefix_only": False,
-    }
-    assert changes(info, **now) == []
-    for part, value, word in [
-        *(("text", "other", "text"), ("tokens", [*info.tokens, 1], "different tokens")),
-        *(("description", "other", "description"), ("fields", [], "fields")),
-        *(("identity", replace(identity, kv_type="f32/f32"), "f32/f32"), ("context", [7], "left context")),
-        ("prefix_only", True, "cannot be moved"),
-    ]:
-        (change,) = changes(info, **(now | {part: value}))
-        assert word in change
 
 
 @pytest.fixture

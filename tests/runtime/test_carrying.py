@@ -140,8 +140,8 @@ def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segme
     with trusting(workspace):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases
-    assert case.moved and case.spliced > 0 and 0.9 < case.cosine <= 1
-    [(_, rows)] = report.rows
+    assert case.spliced > 0 and 0.9 < case.cosine <= 1
+    [rows] = report.rows.values()
     assert rows.right and rows.tokens == len(segment)
 
 

@@ -20,7 +20,7 @@ from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import MOVES, compile_skill, plan
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.recompile import compile_to_library, import_segment
+from notes_cli.runtime.recompile import compile_to_library, import_segment, stale
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -595,3 +595,35 @@ def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) ->
     write_segment(tmp_path / "b.gguf", replace(forged, layers=layers))
     with pytest.raises(SegmentError, match="does not hold what this model computes"):
         import_segment(workspace, tmp_path / "b.gguf")
+
+
+def test_each_change_that_needs_a_new_compile_is_named(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
+    """By itself; nothing if the file is up to date."""
+    path, segment = tmp_path / "returns.gguf", compile_skill(workspace, skill)
+    same: dict[str, Any] = {}
+    for changed, required, words in (
+        (same, same, ()),
+        ({"text": "other", "fields": ()}, same, ("the text has changed",)),
+        ({"fields": ()}, same, ("the fields have changed",)),
+        ({"description": "other"}, same, ("the description has changed",)),
+        ({"identity": replace(segment.identity, kv_type="f32/f32")}, same, ("f32/f32",)),
+        (same, {"blocks": 2}, ("it was compiled in one block",)),
+        (same, {"kv": "q8_0"}, ("its rows are kept as f16, not as q8_0",)),
+    ):
+        write_segment(path, replace(segment, **changed))
+        found = stale(workspace, skill, path, **required)
+        assert len(found) == len(words) and all(word in reason for word, reason in zip(words, found, strict=True)), (
+            found
+        )
+    write_segment(path, segment)
+    for name, value, words in (
+        ("left_context", segment.context[:0], "after a different left context"),
+        ("tokens_of", lambda *_: segment.tokens[:-1], "gives different tokens now"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(workspace, name, value)
+            (reason,) = stale(workspace, skill, path)
+            assert words in reason
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("notes_cli.runtime.recompile.prefix_only", lambda _: True)
+        assert stale(workspace, skill, path) == ["its rows cannot be moved any more"]

@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,10 +21,10 @@ from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.app import Options, Service
-from notes_cli.serve.scheduler import DecodeThread, Limits
+from notes_cli.serve.app import Service
+from notes_cli.serve.prepare import Options
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.server import listen, serve
 
 SKILLS = ("returns", "support")
@@ -89,14 +89,11 @@ def compile_into(home: Path, *names: str) -> None:
 @contextmanager
 def started(
     home: Path,
-    limits: Limits | None = None,
     options: Options | None = None,
     context: ContextOptions | None = None,
     model: Path | None = None,
     names: Sequence[str] = ("tiny",),
     drain: float = 5,
-    splice: Sequence[str] = (),
-    reuse: Reuse = "compiled",
     **workspace: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread for the duration of the block. `drain`: seconds for running answers at its end."""
@@ -105,8 +102,8 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = DecodeThread(opened, limits, names, splice, reuse)
-    service = Service(scheduler, options or Options())
+    scheduler = DecodeThread(opened, replace(options or Options(), names=tuple(names)))
+    service = Service(scheduler)
     failed: list[BaseException] = []
 
     def run() -> None:

@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.runtime import generate
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.prepare import Options
 
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
@@ -141,7 +141,7 @@ def local(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> It
     """A random model with a template that has tools, a long context, and short answers."""
     path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=MARKS[:4], trained=65536)
     home, context = tmp_path_factory.mktemp("recorded"), ContextOptions(n_threads=1)
-    with started(home, Limits(tokens=8), context=context, model=path, names=("local",)) as found:
+    with started(home, Options(max_tokens=8), context=context, model=path, names=("local",)) as found:
         yield found
 
 

@@ -10,7 +10,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.app import Options
+from notes_cli.serve.prepare import Options
 
 from .conftest import QUESTION, Served, pieces, reply_text, started
 
@@ -20,8 +20,8 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 @pytest.fixture(scope="module")
 def served(library: Path) -> Iterator[Served]:
     """A server with a text and a correction as its options."""
-    options = Options(errata=("date=2026-07-01",))
-    with started(library, options=options, splice=[str(SAMPLES / "returns" / "SKILL.md")]) as found:
+    options = Options(errata=("date=2026-07-01",), splice=(str(SAMPLES / "returns" / "SKILL.md"),))
+    with started(library, options) as found:
         yield found
 
 
@@ -82,5 +82,5 @@ def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
 
 @pytest.mark.parametrize(("word", "error"), [("nothing", "no compiled skill"), ("-", "- is no text and no skill")])
 def test_a_skill_that_there_is_not_ends_the_server(library: Path, word: str, error: str) -> None:
-    with pytest.raises(NotesError, match=error), started(library, splice=[word]):
+    with pytest.raises(NotesError, match=error), started(library, Options(splice=(word,))):
         pass

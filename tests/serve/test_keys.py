@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from notes_cli.serve.app import Options
+from notes_cli.serve.prepare import Options
 
 from .conftest import Json, Served, started
 
@@ -21,7 +21,7 @@ NOTES: Json = {"match": False}
 
 @pytest.fixture
 def keyed(library: Path) -> Iterator[Served]:
-    with started(library, options=Options(keys=(ONE, TWO), token="of this machine")) as served:
+    with started(library, Options(keys=(ONE, TWO), token="of this machine")) as served:
         yield served
 
 
@@ -107,7 +107,7 @@ def test_a_conversation_is_remembered_for_its_key(keyed: Served) -> None:
 @pytest.mark.parametrize("keys", [(), (ONE,), (ONE, ONE)])
 def test_one_key_separates_nobody(library: Path, keys: tuple[str, ...]) -> None:
     """Not the token of this machine's user either."""
-    with started(library, options=Options(keys=keys, token="of this machine")) as served:
+    with started(library, Options(keys=keys, token="of this machine")) as served:
         for path, body in WAYS[:2]:
             post(served, path, body, ONE)
             other = "of this machine" if keys else ""

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.serve import prepare
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.prepare import Options
 
 from .conftest import QUESTION, Json, Served, started
 from .test_robust import wait
@@ -77,7 +77,7 @@ def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
 def test_a_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It cuts answers, but for a question of `notes ask`, which would answer it whole: that is refused."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
-    with started(tmp_path, Limits(tokens=50)) as served:
+    with started(tmp_path, Options(max_tokens=50)) as served:
         given: Json = {"messages": [{"role": "user", "content": "Why?"}]}
         for notes in ({}, {"session": "s"}):
             for asked in ({}, {"max_tokens": 2000}, {"max_tokens": 30}):

@@ -13,7 +13,8 @@ import tree_sitter_javascript
 
 from notes_cli.cli import run
 from notes_cli.serve import server
-from notes_cli.serve.app import FOLDER, TYPES, Options
+from notes_cli.serve.app import FOLDER, TYPES
+from notes_cli.serve.prepare import Options
 
 from .conftest import Served, started
 
@@ -91,7 +92,7 @@ def called(script: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def locked(library: Path) -> Iterator[Served]:
-    with started(library, options=Options(keys=("secret",))) as found:
+    with started(library, Options(keys=("secret",))) as found:
         yield found
 
 
@@ -118,7 +119,7 @@ def test_no_page(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
         assert [run(["serve", "--port", "0", *options]) for options in ([], ["--no-page"])] == [0, 0]
     assert given == [True, False]
-    with started(library, options=Options(page=False)) as served:
+    with started(library, Options(page=False)) as served:
         assert [served.http.get(place).status_code for place in ("/", "/page/app.js", "/health")] == [404, 404, 200]
 
 

@@ -25,12 +25,11 @@ from notes_cli.runtime.request import Answer, Text
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import conversations, parsing, prepare, refusals, scheduler
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
-from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
 from notes_cli.serve.parsing import ChatRequest, parse_chat
-from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
+from notes_cli.serve.prepare import Options, PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused, read_json
-from notes_cli.serve.scheduler import DecodeThread, Limits
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -82,7 +81,7 @@ def test_forms_that_are_taken_from_nobody_are_not_read(monkeypatch: pytest.Monke
 
 
 def test_forms_are_off_at_every_endpoint(library: Path) -> None:
-    with started(library, options=Options(forms=False)) as served:
+    with started(library, Options(forms=False)) as served:
         for path, given in (
             ("/v1/chat/completions", {"messages": [ASK]}),
             ("/v1/completions", {"prompt": QUESTION}),
@@ -303,13 +302,13 @@ def test_a_client_that_leaves_during_preparation(library: Path, monkeypatch: pyt
 
 
 @contextmanager
-def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
+def alone(home: Path, options: Options | None = None) -> Iterator[DecodeThread]:
     """A scheduler without HTTP, its model loaded."""
 
     def opened() -> Workspace:
         return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
 
-    with closing(DecodeThread(opened, limits)) as found:
+    with closing(DecodeThread(opened, options or Options())) as found:
         found.start()
         found.ready.result(60)
         yield found

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.prepare import Options
 from notes_cli.serve.server import CUT_OFF
 from notes_cli.text.erratum import OfField
 
@@ -251,7 +251,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
 
 def test_more_prompts_than_ever_wait(library: Path) -> None:
     """Not with 429, as trying again would not help."""
-    with started(library, Limits(parallel=2, queue=2)) as served:
+    with started(library, Options(parallel=2, queue=2)) as served:
         reply = served.http.post("/v1/completions", json={"prompt": [QUESTION] * 5, "max_tokens": 1})
         assert reply.status_code == 400 and "Retry-After" not in reply.headers
         assert "5 prompts" in reply.json()["error"]["message"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.prepare import Options
 
 from .conftest import QUESTION, Json, Served, compile_into, reply_text, started
 
@@ -132,7 +132,7 @@ def test_raw_prompts_have_runs_too(served: Served) -> None:
 
 
 def test_the_servers_mode(library: Path) -> None:
-    with started(library, reuse="near") as served:
+    with started(library, Options(reuse="near")) as served:
         ask(served, RULES.upper())
         assert ask(served, f"It is Friday.\n{RULES.upper()}")["near"]
         assert not ask(served, f"It is Monday.\n{RULES.upper()}", "compiled")["near"]
@@ -142,7 +142,7 @@ def test_a_full_context_evicts_the_source(tmp_path: Path) -> None:
     """Prompts that do not fit beside each other: the runs of one are in the next, and nothing is left behind."""
     compile_into(tmp_path)
     context = ContextOptions(n_ctx=1024, n_threads=1)
-    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, reuse="near") as served:
+    with started(tmp_path, Options(parallel=4, reuse="near"), context=context, fixed_size=True) as served:
         text = f"{RULES.upper()}\n\n{RULES.swapcase()}"
         total = ask(served, text)["notes"]["counts"]["total"]
         assert 512 < total < 1000, "two do not fit"

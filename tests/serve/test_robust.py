@@ -29,11 +29,11 @@ from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.runtime.request import Answer
 from notes_cli.serve import event_stream
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
-from notes_cli.serve.app import Options
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.prepare import Options
 from notes_cli.serve.refusals import Guard, Refused
 from notes_cli.serve.scheduler import LONG as LONG_WORKS
-from notes_cli.serve.scheduler import DecodeThread, Limits
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.segment_cache import _cut
 
 from .conftest import NO_TLS, QUESTION, Json, Served, reply_text, started
@@ -87,7 +87,7 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
 
 def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None) -> None:
     """All running answers get a token between two chunks of a prefill."""
-    with started(library, Limits(chunk=16), context=ContextOptions(n_threads=1)) as served:
+    with started(library, Options(chunk=16), context=ContextOptions(n_threads=1)) as served:
         tokens: list[int] = []
         steps: list[int] = []
 
@@ -217,7 +217,7 @@ def test_what_there_is_instead(served: Served) -> None:
 
 @pytest.fixture
 def guarded(library: Path) -> Iterator[Served]:
-    with started(library, options=Options(keys=("one", "schlüssel"), origins=("https://a.example",))) as found:
+    with started(library, Options(keys=("one", "schlüssel"), origins=("https://a.example",))) as found:
         yield found
 
 
@@ -475,7 +475,7 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
     """Requests that come and go during a prefill leave its sequences alone: not every context can be made again."""
     monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
     options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
-    with started(library, Limits(parallel=4, chunk=1), context=options) as served:
+    with started(library, Options(parallel=4, chunk=1), context=options) as served:
         context = served.scheduler.workspace.context
         there = served.at_context(lambda: context.n_free + context.n_leased)
         long = {"prompt": [5, 6, 7] * 150, "n": 3, "max_tokens": 2, "temperature": 1}
@@ -501,7 +501,7 @@ CONTEXT = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
 @pytest.fixture
 def crowded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(clients, "QUESTIONS", clients.QUESTIONS[::3])
-    with started(tmp_path, Limits(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
+    with started(tmp_path, Options(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
         clients.prepare(found.url)
         yield found
 

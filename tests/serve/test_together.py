@@ -15,7 +15,7 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.runtime import prefix_cache
 from notes_cli.serve import server
-from notes_cli.serve.scheduler import Limits
+from notes_cli.serve.prepare import Options
 
 from .conftest import NO_TLS, Json, Served, compile_into, reply_text, started
 
@@ -29,7 +29,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server over four skills with an f32 cache, whose sums do not round."""
     home = tmp_path_factory.mktemp("four")
     context = ContextOptions(n_threads=1, type_k="f32", type_v="f32")
-    with started(home, Limits(parallel=8, queue=64), context=context) as found:
+    with started(home, Options(parallel=8, queue=64), context=context) as found:
         for name, source in zip(NAMES, SKILLS, strict=True):
             path = SAMPLES / source
             text = (path / "SKILL.md" if path.is_dir() else path).read_text()
@@ -98,7 +98,7 @@ def test_a_full_cache_queues(tmp_path: Path) -> None:
     """Idle prefixes are evicted; a prompt that never fits is refused, and so are requests beyond the queue."""
     compile_into(tmp_path, "returns", "support")
     context = ContextOptions(n_ctx=512, n_threads=1)
-    with started(tmp_path, Limits(parallel=4, queue=4), context=context, fixed_size=True) as served:
+    with started(tmp_path, Options(parallel=4, queue=4), context=context, fixed_size=True) as served:
         every = [one for one in requests() if one["notes"]["splice"][0] in ("returns", "support")][:8]
         wanted = [reply_text(served.http.post("/v1/chat/completions", json=one).json()) for one in every]
         assert served.at_context(lambda: served.scheduler.workspace.context.cells) == 512
@@ -116,7 +116,7 @@ def test_an_answer_longer_than_the_room(make_model: Callable[..., Path], tmp_pat
     """Answers that together exceed the context all finish: some wait, and none is lost."""
     context = ContextOptions(n_ctx=384, n_threads=1, type_k="f32", type_v="f32")
     model = make_model("llama")
-    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, model=model) as served:
+    with started(tmp_path, Options(parallel=4), context=context, fixed_size=True, model=model) as served:
         every = [{"prompt": [5, 6, 7 + number], "max_tokens": 180} for number in range(3)]
         every[0]["max_tokens"] = 9999  # as many as there are cells for
         every = [{**one, "notes": {"cache_salt": str(number)}} for number, one in enumerate(every)]
@@ -162,7 +162,7 @@ def decisions_share_their_input(served: Served) -> None:
 def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     """Skills are restored where they cannot be moved, a state is reused only whole, and a conversation continues."""
     context = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
-    with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
+    with started(tmp_path, Options(parallel=3), context=context, model=make_model(kind)) as served:
         reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})
         assert '"skill"' in reply.text, reply.text
         given: Json = {"max_tokens": 6, "notes": {"splice": ["rules"], "explain": True}}
@@ -221,7 +221,7 @@ def test_two_agents_in_turn(tmp_path: Path) -> None:
         assert not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
     context = ContextOptions(n_ctx=512, n_threads=1)
     for memory in (False, True):
-        with started(tmp_path, Limits(cache_ram=None if memory else 0), context=context, fixed_size=True) as served:
+        with started(tmp_path, Options(cache_ram=None if memory else 0), context=context, fixed_size=True) as served:
             answers, decoded, agents = take_turns(served)
             assert answers == wanted
             prompt = min(decoded[:2])
@@ -240,7 +240,7 @@ def test_two_agents_in_turn(tmp_path: Path) -> None:
 def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In MiB, as for llama-server; by default a quarter of the free memory, up to a limit, none if that is unknown."""
     given: list[int | None] = []
-    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.scheduler.limits.cache_ram))
+    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.scheduler.options.cache_ram))
     for options in ((), ("--cache-ram", "0"), ("--cache-ram", "3000")):
         assert run(["serve", "--port", "0", *options]) == 0
     assert given == [None, 0, 3000 << 20]

@@ -16,7 +16,7 @@ from notes_cli import config
 from notes_cli.editing.methods import Method
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.measure.examination import verify_session
+from notes_cli.measure.verify import verify_session
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace

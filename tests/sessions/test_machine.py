@@ -28,7 +28,7 @@ from reference import nmse
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
-from notes_cli.measure.examination import _causes
+from notes_cli.measure.verify import causes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import Sessions
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
             fresh.append(self.session.state.tokens)
             fresh.flush()
             far = max(nmse(*pair) for pair in zip(rows(self.session.sequence), rows(fresh), strict=True))
-        assert far < 1e-4 or _causes(self.session.state)
+        assert far < 1e-4 or causes_of(self.session.state)
 
 
 def test_any_operations_in_any_order(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
