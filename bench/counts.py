@@ -44,7 +44,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_517, 32_500),
+    "package lines": Bound(36_516, 32_500),
     "package files": Bound(124, 130),
     "test lines": Bound(34_991, 29_500),
     "bench and training lines": Bound(15_512, 16_500),
@@ -57,7 +57,7 @@ LIMITS = {
     "types in a question": Bound(61, 65),
     "types in a session's turn": Bound(79, 75),
     "types in a chat": Bound(59, 60),
-    "lines executed by a question": Bound(2_544, 2_000),
+    "lines executed by a question": Bound(2_542, 2_000),
     "functions of 3 statements in a question": Bound(339, 260),
     "modules imported by ask": Bound(59, 60),
 }

@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 PACKAGE = str(Path(__file__).resolve().parents[1] / "notes_cli")
-QUESTION = {"messages": [{"role": "user", "content": "May I?"}], "max_tokens": 2}
+QUESTION = json.dumps({"messages": [{"role": "user", "content": "May I?"}], "max_tokens": 2}).encode()
 
 
 class Trace:
@@ -71,9 +71,8 @@ def _ours(code: CodeType) -> bool:
 
 def chat(trace: Trace, port: int, path: str) -> None:
     """Send two chats to the server of this process, trace the second, and end the process."""
-    body = json.dumps(QUESTION).encode()
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
+        f"http://127.0.0.1:{port}/v1/chat/completions", QUESTION, {"Content-Type": "application/json"}
     )
     status = 1
     for _ in range(600):
@@ -86,6 +85,7 @@ def chat(trace: Trace, port: int, path: str) -> None:
         if trace.on:
             status = 0
             break
+        time.sleep(1)  # in the same second the second one would find its prompt rendered
         trace.on = True
     trace.write(path, status)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -224,8 +224,8 @@ def common(document: Json) -> Json:
     return {name: value for name, value in document.items() if name not in OWN} | {"tokens": tokens}
 
 
-def what_of(notice: str) -> str:
-    """A notice without advice, which a server words for clients."""
+def bare(notice: str) -> str:
+    """Cut off the advice, which a server words for clients."""
     return notice.partition(". ")[0]
 
 
@@ -254,7 +254,7 @@ def test_an_answer_differs_between_interfaces(
         assert found["ms"].keys() == document["ms"].keys()
     assert line["sampling"] == document["sampling"]
     served, of_server = by_command(options, server.url)
-    assert list(served) == list(document) and [what_of(one) for one in of_server] == [what_of(one) for one in notices]
+    assert list(served) == list(document) and [bare(one) for one in of_server] == [bare(one) for one in notices]
     assert min(time for time in served["ms"].values() if time is not None) >= 0
     assert {**served, "server": None, "ms": None} == {**document, "ms": None} and served["server"] == server.url
 

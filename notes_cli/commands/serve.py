@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from notes_cli.serve.upstream import Target
 
 # Options that need no model of this server.
+SAME = ("origins", "page", "forms", "errata", "reuse", "parallel", "queue", "chunk")  # options of the server, too
 WITH_UPSTREAM = (
     *("host", "port", "max_body", "keys", "origins", "drain", "verbose", "splice", "errata"),
     *("upstream", "upstream_key", "texts"),
@@ -165,9 +166,6 @@ def command(
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
-    taken = {
-        name: given[name] for name in ("origins", "page", "forms", "errata", "reuse", "parallel", "queue", "chunk")
-    }
     options = Options(
         host=host,
         keys=tuple(key.strip() for key in keys),
@@ -176,7 +174,7 @@ def command(
         splice=splice,
         max_tokens=given["max_tokens"],
         cache_ram=None if cache_ram is None else cache_ram << 20,
-        **taken,
+        **{name: given[name] for name in SAME},
     )
     if upstream is not None:
         try:

@@ -165,11 +165,15 @@ def _measure(
 ) -> Length:
     size, options = count + wanted.around, workspace.options
     k, v = limits.ELEMENT[options.type_k], limits.ELEMENT[options.type_v]
-    cached = count * int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in workspace.context.layers))
-    needed = cached + limits.context_bytes(workspace.model, replace(options, n_ctx=max(options.n_ctx, size)))
-    memory = limits.available_memory()
+    layers = workspace.context.layers
+    cached = count * int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in layers))
+    rows = 2 * count * sum(layer.n_embd_k + layer.n_embd_v for layer in layers)  # bytes of a copy and of its file, f16
+    needed = rows + limits.context_bytes(workspace.model, replace(options, n_ctx=max(options.n_ctx, size)))
+    memory, disk = limits.available_memory(), shutil.disk_usage(folder).free
     if memory is not None and needed > memory:  # the system would give it, and swap
         raise EngineError(f"they need {human_size(needed)} of memory, and {human_size(memory)} are available")
+    if rows > disk:
+        raise UnwritableError(f"they need {human_size(rows)} of disk, and {human_size(disk)} are free")
     workspace.make_room(size)
     path = folder / "skill.notes"
     with workspace.sequence() as sequence:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
-from notes_cli.editing.methods import METHODS, RECOMPUTE, STALE, Method, change
+from notes_cli.editing.methods import METHODS, RECOMPUTE, STALE, Change, Method
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
@@ -314,9 +314,8 @@ def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[s
     return [f"What is the {name}?" for name in names]
 
 
-def corrected_segment(segment: Segment, values: dict[str, str], workspace: Workspace) -> Segment:
-    """Return the segment with the corrected text, without K/V, to be recomputed. Ignores unknown fields."""
-    changed = change(workspace.model, segment, values)
+def corrected_segment(segment: Segment, changed: Change | None) -> Segment:
+    """Return the segment with the corrected text, without K/V, to be recomputed."""
     bare = replace(segment, fields=(), layers=())
     return replace(bare, text=changed.text, tokens=changed.tokens) if changed else bare
 
@@ -325,14 +324,11 @@ def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Answered | None:
     """Return the decision of the corrected text without errata; None if no field is corrected."""
-    values = prompt.values
     with_images = {segment.name for segment in prompt.segments if segment.media}
-    if not values or any(target.skill in with_images for target, _ in values):  # texts with images cannot be edited
+    if not prompt.values or any(target.skill in with_images for target, _ in prompt.values):  # they cannot be edited
         return None
-    by_skill: dict[str, dict[str, str]] = {segment.name: {} for segment in prompt.segments}
-    for target, value in values:
-        by_skill[target.skill][target.field] = value
-    segments = [corrected_segment(segment, by_skill[segment.name], workspace) for segment in prompt.segments]
+    changes = changes_of(workspace, prompt)
+    segments = [corrected_segment(segment, changes.get(segment.name)) for segment in prompt.segments]
     return recomputed(workspace, replace(prompt, segments=segments, fields={}), choices, progress)[1]
 
 

@@ -1,4 +1,4 @@
-"""Answers a request, or many together: resolves its settings, assembles the prompt in a sequence, decodes, generates.
+"""Answers a request, or many together: calls resolve and assemble, decodes the prompt, drives the generator.
 
 A session assembles its own sequence (sessions/session.py); the rest is the same. Of many requests, prompts that begin
 alike share that prefix by the prefix cache, which ends where `notes ask` begins a batch: so a question that is decoded

@@ -13,7 +13,7 @@ explains. One broken tensor, or half of them, does not raise it.
 
 A row must be right within EXACT if a later one of the same token, which depends on it, is equal bit for bit.
 
-Where K/V is moved in a prompt is not compared: `Workspace.measure_rotation` measures that before any is.
+K/V that is moved in a prompt is not compared: `Workspace.measure_rotation` compares moved keys once for each model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of one question: the request with all of its options, effective settings, the events of its answer, and it."""
+"""Defines a request with all its options, its effective settings, the events of its answer, and the answer."""
 
 from __future__ import annotations
 

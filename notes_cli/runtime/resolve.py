@@ -31,7 +31,6 @@ from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of
 from notes_cli.runtime.request import Callbacks, Request, Settings
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import (
-    Erratum,
     Fielded,
     Known,
     as_new_values,
@@ -40,7 +39,7 @@ from notes_cli.text.erratum import (
     parse_erratum,
     read_errata,
     shipped_wordings,
-    word,
+    wording_form,
 )
 from notes_cli.text.keys import listed
 
@@ -121,7 +120,7 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
         known=known,
         place=settings.place,
         shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
-        decoded=_names_to_decode(request, segments),
+        decoded=_names_to_decode(request, segments) if request.decode else frozenset(),
         think=settings.think,
         conversation=request.conversation,
         seam=settings.seam,
@@ -219,7 +218,7 @@ def _settings(workspace: Workspace, request: Request, segments: Sequence[Segment
     if request.seam:
         _check_seam(request.seam, segments)
     if request.wording:
-        word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
+        wording_form(request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
     default = defaults(workspace)
     wording, place = request.wording or default.wording, request.place or default.place
@@ -286,8 +285,6 @@ def _notify_fields(request: Request, known: Known, say: Say) -> None:
 
 def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
     """Return the names of skills to decode. Raises SkillError for one that is not in `splice`."""
-    if not request.decode:
-        return frozenset()
     names = {name.name: name.name for name in segments}
     words = zip(request.splice, segments, strict=False)
     names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
@@ -316,7 +313,7 @@ def defaults(workspace: Workspace) -> Settings:
     values there."""
     saved = workspace.configured
     wording = saved.get("wording", shipped_wordings()["default"])
-    word(Erratum("", "", ""), wording)  # raises for an unknown one, as the next line does for a method
+    wording_form(wording)  # raises for an unknown one, as the next line does for a method
     default_method(workspace)
     return Settings(False, wording, saved.get("place", DEFAULT_PLACE), int(saved.get("seam", DEFAULT_SEAM)))
 

@@ -1,4 +1,4 @@
-"""Defines the HTTP endpoints and the routes of the web page; parses requests, submits them, maps errors to replies."""
+"""Defines the HTTP endpoints and the routes of the web page; has requests parsed, prepared and answered."""
 
 from __future__ import annotations
 

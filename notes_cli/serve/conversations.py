@@ -214,7 +214,7 @@ def add_errata(
     copies = [number for number in range(max(start, question), len(messages)) if named[number]]
     last = copies[-1] if copies else len(messages) - 1 if answering and not first else question
     policy = Policy([name for name in editable if name in added], wording=wording)
-    placed, corrections = place(messages[: last + 1], [*skills.values()], errata, corrections, policy)
+    placed, corrections = place(messages[: last + 1], [*skills.values()], errata, corrections, policy, known)
     messages = [*placed, *messages[last + 1 :]]
     parts = [tuple(part for part in message.parts if isinstance(part, ErratumPart)) for message in messages]
     in_place = {key: corrections.values[key] for key in corrections.in_place}

@@ -1,4 +1,4 @@
-"""The library over HTTP: lists, compiles and removes skills, lists sessions, and adds global errata to both."""
+"""The library over HTTP: lists, compiles and removes skills, lists sessions, adds errata for all of them."""
 
 from __future__ import annotations
 

@@ -197,12 +197,8 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
 def single_turn(state: ServerState, request: ChatRequest, *, begun: bool, dry: bool = False) -> Request:
     """Convert a chat request to the next turn of a session, or to a single question. `begun`: the session has earlier
     turns. `dry`: do not compile images. Raises Refused for parameters that these do not have."""
-    options, messages, limit, cache = (
-        request.options,
-        list(request.messages),
-        state.options.max_tokens,
-        state.segment_cache,
-    )
+    options, messages = request.options, list(request.messages)
+    limit, cache = state.options.max_tokens, state.segment_cache
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
         alone = "a session keeps its messages: send the new message alone, and a system message with the first one"

@@ -242,28 +242,31 @@ def _host_name(host: str) -> str | None:
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-_uncollected: set[int] = set()  # threads in `_without_gc`
+_without_gc = set[int]()  # threads that need garbage collection disabled
+_gc_lock = threading.Lock()
 
 
 @contextmanager
-def _without_gc() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     """Disable garbage collection while any thread is inside: the collector would scan millions of new lists again and
     again, and stop all threads meanwhile."""
-    _uncollected.add(threading.get_ident())
-    gc.disable()
+    with _gc_lock:
+        _without_gc.add(threading.get_ident())
+        gc.disable()
     try:
         yield
     finally:
-        _uncollected.discard(threading.get_ident())
-        if not _uncollected:
-            gc.enable()
+        with _gc_lock:
+            _without_gc.remove(threading.get_ident())
+            if not _without_gc:
+                gc.enable()
 
 
 def read_json(data: bytes | bytearray) -> Any:
     """Parse a JSON body. Raises Refused if it is not JSON, or has a lone surrogate or a number beyond those of floats,
     as an answer that repeats one would be no JSON."""
     try:
-        with _without_gc():
+        with _gc_disabled():
             value = json.loads(data, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         message = f"the body is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"

@@ -39,7 +39,7 @@ from notes_cli.text.skill import Skill, load_skill, skill_file, skill_sources
 
 Json = dict[str, Any]
 LONGEST_VALUE = 80  # characters of another value than the text has, as in the lines of fields
-MARK = f"<{os.urandom(8).hex()}>"
+MARK = f"<{os.urandom(8).hex()}>"  # around the name of a skill in the place of its text; clients cannot know it
 SYSTEM, INPUTS = ("system", "developer"), ("user", "tool")  # roles
 NEED_A_MODEL = ("session", "ask", "recompute", "cache_salt")  # keys of `notes`
 
@@ -171,10 +171,10 @@ class Placer:
         present = {skill.name: skill for skill in (*named, *(skill for skill, _ in found.values()))}
         changed = {f"{name}.{key}": value for name, (_, values) in found.items() for key, value in values.items()}
         notes = replace(notes, splice=tuple(skills), errata=(*of_fields(changed), *notes.errata))
-        if asked := not any(message.get("role") in INPUTS for message in messages):
+        if added := not any(message.get("role") in INPUTS for message in messages):
             messages.append({"role": "user", "content": ""})  # for errata
         stated = self._add_errata(messages, named, present, ChatRequest(str(model), notes=notes, client=client))
-        if asked and not messages[-1]["content"]:
+        if added and not messages[-1]["content"]:
             messages.pop()
         for holder, key, _ in _slots(messages):
             texts = holder[key].split(MARK)
@@ -205,7 +205,7 @@ class Placer:
 
 
 def _message(message: Json) -> Message:
-    """Return a message with its skills; its text is all of it, for the digest."""
+    """Return a message of the client with parts for its skills. Its text is the whole message, for the digest."""
     role, slots = str(message.get("role")), _slots([message])
     names = [name for holder, key, _ in slots for name in holder[key].split(MARK)[1::2]]
     text = TextPart(json.dumps(message, sort_keys=True))
@@ -237,8 +237,8 @@ _Slot = tuple[Json, str, bool]  # a text: its object, its key there, and True if
 
 def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple[Skill, dict[str, str]]]:
     """Find the texts of skills in messages, longest first, and give them the values of the skills. Return them with the
-    values that they had instead; in the messages they are their names between two of MARK. A skill with copies of
-    different values is left as it is: the messages may compare them."""
+    values that they had instead. In the messages each is replaced by its name between two of MARK. A skill with copies
+    of different values is left as it is: the messages may compare them."""
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
         constants = _constants(skill)

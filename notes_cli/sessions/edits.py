@@ -1,7 +1,7 @@
-"""Edits fields of a session, computes new values in the texts of its skills, and removes superseded errata.
+"""Changes earlier turns of a session: edits fields, removes superseded errata, forgets turns, thoughts and results.
 
-Removes turns, reasoning or tool results as if they had never been there: the remaining conversation is rendered, and
-the sequence follows the difference. `cut` moves the K/V that follows: it was computed with the removed text and may
+What is forgotten leaves as if it had never been there: the remaining conversation is rendered, and the sequence follows
+the difference of the tokens. `cut` moves the K/V that follows: it was computed with the removed text and may
 still depend on it. `suffix` decodes it again, and keeps nothing of the text.
 """
 

@@ -1,7 +1,7 @@
-"""Stores sessions on disk: a folder each, with a snapshot an operation and K/V files, under a lock (docs/format.md).
+"""Stores sessions, each in a locked folder with K/V files and a snapshot for each operation; an undo removes the last.
 
 A snapshot has the whole state, and is written to a temporary file and renamed after the K/V that it names: a crash
-leaves the last complete one. An undo removes the last.
+leaves the last complete one (docs/format.md).
 """
 
 from __future__ import annotations

@@ -377,11 +377,12 @@ class Session(AbstractContextManager["Session"]):
         editable = [*editable, *(segment.name for segment in segments if not segment.media)] if in_place else []
         editable += [memory.name] if memory else []
         skills: list[SkillText | Segment] = [*had, *segments]
-        parsed = read_errata(errata, known_fields(*skills))
+        known = known_fields(*skills)
+        parsed = read_errata(errata, known)
         policy = Policy(editable, cuts=moves and can_cut(self._kv), wording=wording)
         answered = Message("assistant")
         flat = [message for each in turns for message in (*each.messages, answered)]
-        placed, corrections = place([*flat, *turn.messages], skills, parsed, state.corrections, policy)
+        placed, corrections = place([*flat, *turn.messages], skills, parsed, state.corrections, policy, known)
         after = iter(placed)
         turns = [replace(each, messages=tuple(next(after) for _ in (*each.messages, 0))[:-1]) for each in turns]
         turn = replace(turn, messages=(placed[-1],))

@@ -127,17 +127,21 @@ def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
 
 def word(erratum: Erratum, wording: str | None = None) -> str:
     """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
-    wordings = shipped_wordings()
-    forms: Mapping[str, str] = wordings["wordings"]
     if erratum.field is None or erratum.value is None:
-        return _fill(wordings["free"], {"text": erratum.text})
-    form = forms.get(wording or wordings["default"])
-    if form is None:
-        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(forms)}")
+        return _fill(shipped_wordings()["free"], {"text": erratum.text})
     field = erratum.field
     if erratum.skill:
-        field = _fill(wordings["of"], {"field": field, "skill": erratum.skill})
-    return _fill(form, {"field": field, "value": erratum.value})
+        field = _fill(shipped_wordings()["of"], {"field": field, "skill": erratum.skill})
+    return _fill(wording_form(wording), {"field": field, "value": erratum.value})
+
+
+def wording_form(wording: str | None) -> str:
+    """Return the sentence with slots of a wording; None: of the default one. Raises SkillError for an unknown one."""
+    wordings = shipped_wordings()
+    form: str | None = wordings["wordings"].get(wording or wordings["default"])
+    if form is None:
+        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(wordings['wordings'])}")
+    return form
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Describes how models reason before they answer, and separates reasoning from the answer in streamed text.
+"""Describes how models reason before they answer; finds the end of reasoning and stop strings in streamed text.
 
 Most models put their reasoning between marks of their chat template; others are prompted by a cue after the question.
 prompts/reasoning.json has the differences.

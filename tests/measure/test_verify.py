@@ -11,7 +11,7 @@ import pytest
 from samples import with_values
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import ERRATUM, FIELD, METHODS, Method
+from notes_cli.editing.methods import ERRATUM, FIELD, METHODS, Method, change
 from notes_cli.errors import NotesError
 from notes_cli.measure.verify import (
     FIRST,
@@ -178,7 +178,7 @@ def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
     """It has the new values and their tokens, other fields stay, and there is no K/V to splice by mistake. Questions
     about fields: one per field, in order, without duplicates."""
     segment = compile_skill(workspace, skill)
-    new = corrected_segment(segment, {"date": "2026-07-01", "of-another-skill": "x"}, workspace)
+    new = corrected_segment(segment, change(workspace.model, segment, {"date": "2026-07-01"}))
     assert new.text == skill.text.replace("2026-06-01", "2026-07-01")
     assert new.tokens.tolist() == workspace.model.tokenize(new.text).tolist() and new.layers == ()
     assert field_questions([segment, segment]) == ["What is the date?", "What is the tier?"]

@@ -1,4 +1,4 @@
-"""Tests `notes ask --server`: which server answers, its sessions, what is printed, and answers that break off.
+"""Tests `notes ask --server`: choice of the server, sessions, printed output, and answers that are cut off.
 
 tests/test_interfaces.py compares the answers to all options with those of the other interfaces.
 """
