@@ -76,7 +76,7 @@ def names_used(function: FunctionType) -> frozenset[str]:
             codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         for name in {*found} & one.__globals__.keys():
             used = one.__globals__[name]
-            parts = vars(used).values() if isinstance(used, type) else [used]
+            parts = [*vars(used).values()] if isinstance(used, type) else [used]
             for part in parts:
                 part = getattr(part, "__wrapped__", part)
                 if ours(part) and part not in seen:

@@ -18,16 +18,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from notes_cli import output
 from notes_cli.errors import NotesError
 from notes_cli.serve import library
 from notes_cli.serve.answer_tasks import explain
-from notes_cli.serve.decisions import (
-    DecisionReply,
-    join_decisions,
-    parse_decisions,
-)
+from notes_cli.serve.decisions import NAMES as DECISION_NAMES
+from notes_cli.serve.decisions import DecisionReply, join_decisions, parse_decisions
 from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, POLLED, access_log, render_metrics
@@ -159,18 +157,18 @@ class Service:
 
     # Chats and completions.
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> ASGIApp:
         chat = self._with_defaults(request, await self._parse(request, parse_chat))
         return await self._respond(request, [Reply(chat, chat.model or self.scheduler.names[0])])
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request) -> ASGIApp:
         chats = await self._parse(request, parse_completion)
         chats = [replace(chat, **origin_of(request, self.options)) for chat in chats]
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].answers
         with renaming({"messages": "prompt"}):
             return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 
-    async def responses(self, request: Request) -> Response:
+    async def responses(self, request: Request) -> ASGIApp:
         earlier = partial(self._responses.messages, client_of(request, self.options))
         parsed = await self._parse(request, partial(parse_responses, earlier=earlier))
         parsed = replace(parsed, chat=self._with_defaults(request, parsed.chat))
@@ -179,7 +177,7 @@ class Service:
         with renaming(NAMES):
             return await self._respond(request, [reply])
 
-    async def messages(self, request: Request) -> Response:
+    async def messages(self, request: Request) -> ASGIApp:
         chat = self._with_defaults(request, await self._parse(request, parse_messages))
         return await self._respond(request, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
@@ -188,13 +186,12 @@ class Service:
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
         return JSONResponse({"input_tokens": len(prepared.layout or ())})
 
-    async def decisions(self, request: Request) -> Response:
+    async def decisions(self, request: Request) -> ASGIApp:
         asked = await self._parse(request, parse_decisions)
-        model = asked.chats[0].model or self.scheduler.names[0]
-        chats = [self._with_defaults(request, chat) for chat in asked.chats]
-        pairs = zip(chats, asked.questions, strict=True)
-        with renaming(asked.names):
-            replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
+        asked = [(question, self._with_defaults(request, chat)) for question, chat in asked]
+        model = asked[0][1].model or self.scheduler.names[0]
+        with renaming(DECISION_NAMES):
+            replies = [DecisionReply(chat, model, question=question) for question, chat in asked]
             return await respond(request, self.scheduler, replies, join_decisions)
 
     # Skills, errata and sessions.
@@ -208,7 +205,7 @@ class Service:
         function = library.remove_skill if request.method == "DELETE" else library.skill_json
         return JSONResponse(await self._prepare(lambda: function(self.scheduler, name)))
 
-    async def compile(self, request: Request) -> Response:
+    async def compile(self, request: Request) -> ASGIApp:
         data = await self._body(request)
         return await start_stream(request, library.compile_events(self.scheduler, data, request.scope["state"][SIZE]))
 
@@ -252,7 +249,7 @@ class Service:
         splice = tuple(name for name in self.scheduler.splice if name != memory)
         return replace(chat, notes=replace(notes, splice=splice, errata=errata))
 
-    async def _respond(self, request: Request, replies: Sequence[Reply]) -> Response:
+    async def _respond(self, request: Request, replies: Sequence[Reply]) -> ASGIApp:
         """Log the ignored keys of a request, each once, and answer it."""
         if new := [key for key in replies[0].request.ignored if key not in self._ignored]:
             self._ignored.update(new)

@@ -7,16 +7,17 @@ Every question has the prompt of `notes ask`: the input, an empty line, then the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, invalid, renaming
-from notes_cli.serve.replies import Json, Reply, usage
+from notes_cli.serve.replies import Json, Reply, response_usage
 from notes_cli.text.messages import BETWEEN
 
 IGNORED = {"safety_identifier", "prompt_cache_key", "prompt_cache_options"}
+NAMES = {"messages": "input", "prompt": "questions"}  # of keys, in errors
 
 
 class Option(NamedTuple):
@@ -84,40 +85,15 @@ def _score_confidence(probabilities: Sequence[float], best: int) -> float:
     return max(0.0, 1 - distance / blind)
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRequest:
-    """The questions of a request, and the chat request of each."""
-
-    questions: Sequence[Question]
-    chats: Sequence[ChatRequest]
-    names: Mapping[str, str]  # of keys of a chat, in errors
-
-
 # Requests.
 
 
-def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
-    """Parse a request of /v1/decisions. Raises Refused. `forms` changes nothing: choices need no grammar."""
+def parse_decisions(data: Any, *, forms: bool = True) -> list[tuple[Question, ChatRequest]]:
+    """Parse a request of /v1/decisions; return its questions, and the chat request of each. Raises Refused. `forms`
+    changes nothing: choices need no grammar."""
     reader = Reader(data)
     system, parts = _input(reader.any("input"))
-    listed = reader.any("questions")
-    if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
-        raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
-    places = [f"questions[{number}]" for number in range(len(listed))]
-    questions = [_question(Reader(item, place)) for item, place in zip(listed, places, strict=True)]
-    return _request(reader, "input", system, parts, questions, places)
-
-
-def _request(
-    reader: Reader,
-    key: str,
-    system: list[Json],
-    parts: list[Json],
-    questions: Sequence[Question],
-    places: Sequence[str],
-) -> DecisionRequest:
-    """Make the chat requests. `key`: of the input; `system`: messages of the system; `parts`: of the user's message;
-    `places`: the keys of the questions."""
+    asked = [(_question(item), item.where) for item in reader.listed("questions", "questions", 1, PROMPTS)]
     model, notes = reader.text("model"), reader.inner("notes").rest()
     if reader.flag("stream"):
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
@@ -126,11 +102,9 @@ def _request(
             raise invalid(name, f"{name} does not go with decisions")
     reader.end(IGNORED)
     shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
-    chats = []
-    for question, place in zip(questions, places, strict=True):
+    questions = []
+    for question, place in asked:
         choices = [option.text for option in question.options]
-        if not 1 < len(choices) <= MOST_ANSWERS:
-            raise invalid(place, f"{place} must have 2 to {MOST_ANSWERS} options")
         if not (question.text and all(choices)):
             what = "an option without a text" if question.text else "no instructions"
             raise invalid(place, f"{place} has {what}")
@@ -141,10 +115,10 @@ def _request(
             "max_think": 0,
             "notes": {**notes, "ask": True, "choices": choices},
         }
-        with renaming({"notes.choices": place, "messages": key}):
+        with renaming({"notes.choices": place, **NAMES}):
             chat = parse_chat(body)
-        chats.append(replace(chat, shared=shared if len(questions) > 1 else ""))
-    return DecisionRequest(questions, chats, {"messages": key, "prompt": "questions"})
+        questions.append((question, replace(chat, shared=shared if len(asked) > 1 else "")))
+    return questions
 
 
 def _input(data: Any) -> tuple[list[Json], list[Json]]:
@@ -197,19 +171,13 @@ def _question(reader: Reader) -> Question:
     if kind == "predicate":
         options = [Option("yes", True), Option("no", False)]
     elif kind == "choice":
-        options = [_option(item, "value", (str, bool)) for item in _items(reader, "choices")]
+        options = [_option(item, "value", (str, bool)) for item in reader.listed("choices", "options", 2, MOST_ANSWERS)]
     elif kind == "score":
-        options = [_option(item, "label", (str,)) for item in _items(reader, "levels")]
+        options = [_option(item, "label", (str,)) for item in reader.listed("levels", "options", 2, MOST_ANSWERS)]
     else:
         raise reader.wrong("type", "predicate, choice or score", kind)
     reader.end()
     return Question(kind, name, BETWEEN.join(part["text"] for part in parts), options)
-
-
-def _items(reader: Reader, key: str) -> list[Reader]:
-    wanted = "a list of two or more"
-    listed: Any = reader.take(key, wanted, lambda value: isinstance(value, list) and len(value) > 1, [])
-    return readers(listed, reader.name(key), wanted)
 
 
 def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
@@ -226,14 +194,6 @@ def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
 def join_decisions(replies: Sequence[Reply]) -> Json:
     """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
     answers = [reply.answer() for reply in replies if isinstance(reply, DecisionReply)]
-    counts = usage(replies)
-    tokens = {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
-        "output_tokens": 0,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["prompt_tokens"],
-    }
     explained = [reply.explained()["notes"] for reply in replies if reply.request.notes.explain]
     more = {"notes": explained} if explained else {}
-    return {"model": replies[0].model, "answers": answers, "usage": tokens, **more}
+    return {"model": replies[0].model, "answers": answers, "usage": response_usage(replies), **more}

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notes_cli.errors import NotesError
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
@@ -25,6 +25,7 @@ T = TypeVar("T")
 PING = 15.0  # seconds without an event after which a comment is sent, as proxies close idle connections
 PINGING = b": still there\n\n"
 STALLED = 60.0  # seconds that a client has to take sent data
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 # Escapes of characters that are line breaks for some clients (httpx's iter_lines), though not in server-sent events.
 LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})
 
@@ -65,7 +66,7 @@ async def respond(
     scheduler: DecodeThread,
     replies: Sequence[Reply],
     join: Callable[[Sequence[Reply]], Json] = join_replies,
-) -> Response:
+) -> ASGIApp:
     """Answer a request with one prompt or several. Raises NotesError, ClientDisconnect."""
     if len(replies) > scheduler.options.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.options.requests:,} at a time"
@@ -120,76 +121,63 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
-    """Sends encoded server-sent events until the client disconnects or stalls, and comments while there are none."""
-
-    def __init__(self, events: AsyncGenerator[bytes, None], failure: Callable[[Refused], bytes]) -> None:
-        """`failure`: encodes an error after the first event."""
-        self.background = None
-        self.status_code = 200
-        self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
-        self._events, self._failure = events, failure
-        self._next = self._begin_next()
-
-    def _begin_next(self) -> asyncio.Future[bytes | None]:
-        return asyncio.ensure_future(anext(self._events, None))
-
-    async def begin(self) -> None:
-        """Wait at most PING seconds for the first event: until then an error gets its own status. Raises NotesError."""
-        await asyncio.wait({self._next}, timeout=PING)
-        if self._next.done():
-            self._next.result()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await while_connected(receive, self._send(send))
-        except (ClientDisconnect, TimeoutError):
-            pass  # the client is gone or stalled
-        finally:
-            await self.close()
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._parts()) as parts:
-            async for data in parts:
-                with anyio.fail_after(STALLED):
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _parts(self) -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                done, _ = await asyncio.wait({self._next}, timeout=PING)
-                if not done:
-                    yield PINGING
-                elif (data := self._next.result()) is not None:
-                    yield data
-                    self._next = self._begin_next()
-                else:
-                    return
-        except NotesError as error:
-            yield self._failure(as_refusal(error))
-
-    async def close(self) -> None:
-        """End the events, which cancels the work."""
-        self._next.cancel()
-        await asyncio.gather(self._next, return_exceptions=True)
-        await self._events.aclose()
-
-
 async def start_stream(
     request: Request,
     events: AsyncGenerator[bytes, None],
     failure: Callable[[Refused], bytes] = lambda error: encode_event(error_body(error)),
-) -> EventStream:
-    """Wait for the first event of a stream. Raises NotesError for an error before it, and ClientDisconnect."""
-    stream = EventStream(events, failure)
+) -> ASGIApp:
+    """Wait at most PING seconds for the first of encoded events: until then an error gets its own status. Return the
+    response that sends them until the client disconnects or stalls, and comments while there are none. `failure`:
+    encodes a later error. Raises NotesError, ClientDisconnect."""
+    following = asyncio.ensure_future(anext(events, None))
+
+    async def first() -> None:
+        await asyncio.wait({following}, timeout=PING)
+        if following.done():
+            following.result()
+
+    async def close() -> None:  # cancels the work
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await events.aclose()
+
+    async def parts() -> AsyncGenerator[bytes, None]:
+        nonlocal following
+        try:
+            while True:
+                done, _ = await asyncio.wait({following}, timeout=PING)
+                if not done:
+                    yield PINGING
+                elif (data := following.result()) is not None:
+                    yield data
+                    following = asyncio.ensure_future(anext(events, None))
+                else:
+                    return
+        except NotesError as error:
+            yield failure(as_refusal(error))
+
+    async def send_all(send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        async with aclosing(parts()) as arriving:
+            async for data in arriving:
+                with anyio.fail_after(STALLED):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def response(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, send_all(send))
+        except (ClientDisconnect, TimeoutError):
+            pass  # the client is gone or stalled
+        finally:
+            await close()
+
     try:
-        await while_connected(request.receive, stream.begin())
+        await while_connected(request.receive, first())
     except BaseException:
-        await stream.close()
+        await close()
         raise
-    return stream
+    return response
 
 
 def encode_event(data: Json, named: bool = False) -> bytes:

@@ -210,6 +210,13 @@ class Reader:
             raise self.wrong(key, f"a string or a list of at most {most} strings, none of them empty", value)
         return tuple(texts)
 
+    def listed(self, key: str, things: str, least: int, most: int) -> list[Reader]:
+        """Take a list of objects. Raises Refused for another value, or a list of another length."""
+        value, wanted = self.any(key), f"a list of {least} to {most} {things}"
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise self.wrong(key, wanted, value)
+        return readers(value, self.name(key), wanted)
+
     def rest(self) -> dict[str, Any]:
         """Take the remaining keys that are not null."""
         rest, self._data = self._data, {}

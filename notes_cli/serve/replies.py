@@ -232,6 +232,18 @@ def usage(replies: Sequence[Reply]) -> Json:
     }
 
 
+def response_usage(replies: Sequence[Reply]) -> Json:
+    """Return the same counts as in the Responses and Decisions APIs."""
+    counts = usage(replies)
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": counts["completion_tokens_details"],
+        "total_tokens": counts["total_tokens"],
+    }
+
+
 def gain(replies: Sequence[Reply]) -> dict[str, int]:
     """Return the spliced and the decoded prompt tokens, and the milliseconds of prefill that splicing saved, if known
     for all prompts. Integers, as clients expect in `usage`."""

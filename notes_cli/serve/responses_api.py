@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import secrets
 import threading
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
-from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
+from notes_cli.serve.replies import AnswerEvent, Json, Reply, response_usage, tool_calls
 from notes_cli.text.messages import ToolCall
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
@@ -250,7 +251,7 @@ class ResponsesReply(Reply):
             "model": self.model,
             "output": list(self._items) if finished else [],
             **self.asked.repeated,
-            "usage": _usage(self) if status == "completed" else None,
+            "usage": response_usage([self]) if status == "completed" else None,
             **(self.explained() if finished else {}),
         }
         if status == "completed" and self.kept is not None and self.asked.store:  # for the next request
@@ -277,7 +278,7 @@ class ResponsesReply(Reply):
             more = {} if event.reasoning else {"logprobs": self._token_logprobs(event.tokens)}
             if more:
                 part["logprobs"] += more["logprobs"]
-            yield self._part_event("delta", delta=event.text, **more)
+            yield self._inner_event(f"{part['type']}.delta", delta=event.text, **more)
         elif isinstance(event, Answer):
             if not self._items and not event.calls:
                 yield from self._begin_item("message")
@@ -298,26 +299,27 @@ class ResponsesReply(Reply):
         self._number += 1
         return event
 
-    def _part_event(self, step: str, **values: Any) -> Json:
-        item = self._items[-1]
-        kind = "output_text" if item["type"] == "message" else "reasoning_text"
-        return self._event(f"response.{kind}.{step}", **self._place(), content_index=0, **values)
+    def _item_event(self, step: str) -> Json:
+        """Return the beginning or end of the last item, which later deltas do not change."""
+        item = copy.deepcopy(self._items[-1])
+        return self._event(f"response.output_item.{step}", output_index=len(self._items) - 1, item=item)
 
-    def _place(self) -> Json:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+    def _inner_event(self, kind: str, **values: Any) -> Json:
+        """Return an event of the contents of the last item."""
+        item, at = self._items[-1], len(self._items) - 1
+        index = {"content_index": 0} if "content" in item else {}
+        return self._event(f"response.{kind}", item_id=item["id"], output_index=at, **index, **values)
 
     def _begin_item(self, kind: str) -> Iterable[Json]:
-        item: Json = {"id": f"{kind[:3]}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
+        item: Json = {"id": f"{kind[:3]}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "content": []}
         if kind == "message":
-            item |= {"role": "assistant", "content": []}
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item["role"], part = "assistant", {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            item |= {"summary": [], "content": []}
-            part = {"type": "reasoning_text", "text": ""}
+            item["summary"], part = [], {"type": "reasoning_text", "text": ""}
         self._items.append(item)
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copied(item))
+        yield self._item_event("added")
         item["content"] = [part]
-        yield self._event("response.content_part.added", **self._place(), content_index=0, part=dict(part))
+        yield self._inner_event("content_part.added", part=dict(part))
 
     def _end_item(self, status: str = "completed") -> Iterable[Json]:
         if not self._items or self._items[-1]["status"] != "in_progress":
@@ -325,9 +327,9 @@ class ResponsesReply(Reply):
         item = self._items[-1]
         part, item["status"] = item["content"][0], status
         more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-        yield self._part_event("done", text=part["text"], **more)
-        yield self._event("response.content_part.done", **self._place(), content_index=0, part=dict(part))
-        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copied(item))
+        yield self._inner_event(f"{part['type']}.done", text=part["text"], **more)
+        yield self._inner_event("content_part.done", part=dict(part))
+        yield self._item_event("done")
 
     def _call(self, call: ToolCall) -> Iterable[Json]:
         assert self.asked is not None
@@ -338,31 +340,12 @@ class ResponsesReply(Reply):
         item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": call.id}
         item |= {**tool, "type": kind, key: ""}
         self._items.append(item)
-        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
-        prefix = f"response.{kind}_{key}"
-        yield self._event(f"{prefix}.delta", **self._place(), delta=text)
-        yield self._event(
-            f"{prefix}.done", **self._place(), **({} if custom else {"name": tool["name"]}), **{key: text}
-        )
+        yield self._item_event("added")
+        yield self._inner_event(f"{kind}_{key}.delta", delta=text)
+        yield self._inner_event(f"{kind}_{key}.done", **({} if custom else {"name": tool["name"]}), **{key: text})
         item |= {key: text, "status": "completed" if call.cut is None else "incomplete"}
-        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
+        yield self._item_event("done")
 
     def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:
         logprobs = self._logprobs(tokens)
         return logprobs["content"] if logprobs else []
-
-
-def _copied(item: Json) -> Json:
-    """Return a copy that later deltas do not change."""
-    return {**item, "content": [dict(part) for part in item["content"]]}
-
-
-def _usage(reply: Reply) -> Json:
-    counts = usage([reply])
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": counts["prompt_tokens_details"],
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": counts["completion_tokens_details"],
-        "total_tokens": counts["total_tokens"],
-    }

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from notes_cli.errors import NotesError
 from notes_cli.explanations import erratum_as_json
@@ -176,7 +177,7 @@ class Upstream:
 
     # Requests that are passed on.
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> ASGIApp:
         _, data = await self._read(request)
         client = client_of(request, self._options)
         return await self._pass_on(request, *await self._in_thread(request, partial(self._placed, data, client)))
@@ -193,7 +194,7 @@ class Upstream:
         except RecursionError:
             raise Refused(400, "the body is nested too deeply", code="invalid_json") from None
 
-    async def forward(self, request: Request) -> Response:
+    async def forward(self, request: Request) -> ASGIApp:
         """Pass any other request on, unchanged."""
         path = request.scope["path"]
         if path.startswith("/v1/notes/") or ".." in path.split("/"):
@@ -210,7 +211,7 @@ class Upstream:
             raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=param)
         return await self._pass_on(request, raw, Exchange())
 
-    async def _pass_on(self, request: Request, body: bytes, exchange: Exchange) -> Response:
+    async def _pass_on(self, request: Request, body: bytes, exchange: Exchange) -> ASGIApp:
         """Send a request, and return the reply. Raises Refused, ClientDisconnect."""
         path = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}

@@ -166,17 +166,6 @@ def test_recomputed_it_is_the_corrected_text(
     assert found.seq.count("spliced") == reused
 
 
-def test_recompute_after_another_text(workspace: Workspace, segment: Segment) -> None:
-    """After a system text, recompute is a full prefill, and suffix reuses the K/V before the field."""
-    found = decoded(workspace, segment, "recompute", NEW, "Be kind.")
-    wanted = decoded(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
-    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
-    assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
-    suffix = decoded(workspace, segment, "suffix", NEW, "Be kind.")
-    assert suffix.seq.tokens.tolist() == wanted.seq.tokens.tolist()
-    assert suffix.seq.count("spliced") == segment.fields[0].first - suffix.seq.count("seam") > 0
-
-
 # ---- values of other lengths, and fields anywhere
 
 

@@ -241,24 +241,62 @@ def test_a_failed_share_holds_no_sequence(load: Load) -> None:
 
 # Growing.
 
-CACHES = [
-    *(("llama", "f16", "on"), ("llama", "f32", "off"), ("qwen3", "q8_0", "on"), ("gemma3", "f16", "off")),
-    *(("lfm2", "f16", "off"), ("mamba", "f16", "on")),
+
+def alone(context: Context) -> list[KVSequence]:
+    return [written(context, TEXT * 3), written(context, TEXT[::-1])]
+
+
+def shared(context: Context) -> list[KVSequence]:
+    """Eight sequences of one text, which nearly fill the context."""
+    one = written(context, TEXT * 5)
+    return [one, *(one.share() for _ in range(7))]
+
+
+def parted(context: Context) -> list[KVSequence]:
+    """The same, each with a token of its own."""
+    sequences = shared(context)
+    for number, seq in enumerate(sequences):
+        seq.append([number])
+        seq.flush()
+    return sequences
+
+
+def rewritten(context: Context) -> list[KVSequence]:
+    """Shared before, between and after the rows that one sequence has for itself."""
+    sequences = shared(context)[:3]
+    sequences[1].rewrite([0, 9, 10, 150], [1, 2, 3, 4])
+    sequences[2].rewrite([9, 199], [1, 2])
+    return sequences
+
+
+Fill = Callable[[Context], list[KVSequence]]
+UNIFIED: dict[str, Any] = {"n_sequences": 2, "unified": True}
+GROWING: list[tuple[Fill, str, dict[str, Any], int]] = [  # and the cells that are in use
+    *((alone, kind, {}, 160 if kind != "mamba" else 0) for kind in ("llama", "gemma3", "lfm2", "mamba")),
+    *((alone, kind, {"type_k": kv, "type_v": kv}, 160) for kind, kv in (("llama", "f32"), ("qwen3", "q8_0"))),
+    *((shared, kind, UNIFIED, 200) for kind in ("llama", "gemma3", "lfm2")),
+    *((parted, kind, UNIFIED, 208) for kind in ("llama", "gemma3")),
+    (rewritten, "llama", UNIFIED, 206),
+    (alone, "llama", {"n_ctx": 512, "n_sequences": 2}, 160),  # a cache for each
 ]
 
 
-@pytest.mark.parametrize(("kind", "cache", "flash"), CACHES)
-def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, flash: str) -> None:
-    """More tokens and more sequences: rows are bit-identical, and all sequences continue to the same answers."""
-    context = load(kind, n_ctx=256, type_k=cache, type_v=cache, flash_attention=flash)
-    one, two = written(context), written(context, TEXT[::-1])
-    before = rows(one), rows(two)
-    context.resize(n_ctx=1024, n_sequences=7)
-    assert context.n_ctx >= 1024 and context.options.n_sequences == 7
-    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
-    for seq in (one, two):
+@pytest.mark.parametrize(("fill", "kind", "options", "used"), GROWING)
+def test_a_context_that_grows_changes_no_row(
+    load: Load, fill: Fill, kind: str, options: dict[str, Any], used: int
+) -> None:
+    """More tokens and more sequences: rows are bit-identical, what is shared stays so, and all go on as alone."""
+    flash = "on" if kind == "qwen3" else "off"
+    context = load(kind, **{"n_ctx": 256, "flash_attention": flash, **options})
+    sequences = fill(context)
+    before = [rows(seq) for seq in sequences]
+    assert context.used == used
+    context.resize(n_ctx=1024, n_sequences=12)
+    assert context.n_ctx >= 1024 and context.options.n_sequences == 12 and context.used == used
+    assert all(same(rows(seq), wanted) and seq.intact for seq, wanted in zip(sequences, before, strict=True))
+    for seq in sequences[:2] if fill is not rewritten else ():
         seq.append(MORE)
-        with written(load(kind, type_k=cache, type_v=cache), seq.tokens) as wanted:
+        with written(load(kind, flash_attention=flash, **{**options, "n_ctx": 512}), seq.tokens) as wanted:
             assert close(seq.logits(), wanted.logits())
 
 
@@ -300,39 +338,6 @@ def test_an_indexers_keys_come_along(load_zoo: LoadZoo) -> None:
             assert all(np.allclose(a.k, b.k, rtol=0, atol=1e-6) for a, b in zip(was, layers, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
-def test_what_is_shared_stays_shared(load: Load, kind: str) -> None:
-    """In a context that is nearly full: grown, eight sequences of one text take no more cells than before."""
-    context = load(kind, n_ctx=256, n_sequences=2, unified=True)
-    text = TEXT * 5
-    one = written(context, text)
-    others = [one.share() for _ in range(7)]
-    assert context.options.n_sequences >= 8 and context.used == len(text)
-    if kind != "lfm2":  # states that have parted share no more
-        for number, seq in enumerate(others):
-            seq.append([number])
-            seq.flush()
-    before = [rows(seq) for seq in (one, *others)]
-    context.resize(n_ctx=512)
-    assert context.used == len(text) + (7 if kind != "lfm2" else 0)
-    assert all(same(rows(seq), wanted) for seq, wanted in zip((one, *others), before, strict=True))
-
-
-def test_rows_that_are_shared_around_a_rewrite(load: Load) -> None:
-    """Sharing is kept not only at the start: also before, between and after the rows that one sequence has for
-    itself."""
-    context = load(n_ctx=256, n_sequences=3, unified=True)
-    one = written(context, TEXT * 5)
-    two, three = one.share(), one.share()
-    two.rewrite([0, 9, 10, 150], [1, 2, 3, 4])
-    three.rewrite([9, 199], [1, 2])
-    before, used = [rows(seq) for seq in (one, two, three)], context.used
-    assert used == 206
-    context.resize(n_ctx=1024)
-    assert context.used == used
-    assert all(same(rows(seq), wanted) for seq, wanted in zip((one, two, three), before, strict=True))
-
-
 def test_states_that_have_parted_are_not_lost(load: Load) -> None:
     """With a state, rows are shared as a whole. Where there is no place for all of them apart, all is as it was."""
     context = load("lfm2", n_ctx=256, n_sequences=3, unified=True)
@@ -344,16 +349,6 @@ def test_states_that_have_parted_are_not_lost(load: Load) -> None:
     with pytest.raises(UnsupportedError, match="without which they need 403 cells, and it has"):
         context.resize(n_ctx=1024)
     assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
-
-
-def test_streams_keep_their_cells(load: Load) -> None:
-    context = load(n_ctx=512, n_sequences=2)
-    seqs = [written(context, TEXT * 6) for _ in range(2)]
-    before = [rows(seq) for seq in seqs]
-    cells = context.cells
-    third = written(context, TEXT * 6)
-    assert context.cells >= cells and all(same(rows(a), b) for a, b in zip(seqs, before, strict=True))
-    assert close(third.logits(), seqs[0].logits())
 
 
 def test_a_rotation_that_would_change(load: Load) -> None:

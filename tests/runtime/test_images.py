@@ -70,22 +70,6 @@ def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> np.ndarray:
         return sequence.logits()
 
 
-def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None:
-    """At its original place it is exact, and another image's rows differ. (Errors elsewhere: bench/images.py.)"""
-    one, two = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2))
-    assert len(one) == 18 and one.positions == 6 and one.base == 3
-
-    def off(prompt: Prompt, wanted: np.ndarray, **how: bool) -> float:
-        return float(np.square(logits(seeing, prompt, **how) - wanted).sum() / np.square(wanted).sum())
-
-    here = Prompt("What colour is the circle?", [one])
-    exact = logits(seeing, here, splice=False)
-    assert off(here, exact) < 1e-5
-    assert off(replace(here, segments=[replace(two, name=one.name)]), exact) > 1e-3
-    far = replace(here, system="Be brief. " * 30)
-    assert off(far, logits(seeing, far, splice=False)) < 0.05
-
-
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
     first = compile_to_library(seeing, photo(tmp_path, 1))
     before = open_segment(first.path)

@@ -17,7 +17,6 @@ from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.errors import DamagedError
 from notes_cli.explanations import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
-from notes_cli.measure.verify import verify
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import UNTRUSTED, compile_skill
 from notes_cli.runtime.generate import decide
@@ -168,17 +167,6 @@ def test_rows_that_can_move_now(make_workspace: MakeWorkspace, skill: Skill, mon
     assert "if it is compiled again" in why(seq.pieces[1]) and seq.count("spliced") == 0
     assert compile_to_library(workspace, skill).reasons == ("its rows can be moved now",)
     assert not workspace.open(path).prefix_only
-
-
-def test_verify_measures_the_restore(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """At the start of the prompt it is exact; after a system text nothing is reused."""
-    workspace = make_workspace("gpt2")
-    segment = compile_skill(workspace, skill)
-    restored = verify(workspace, Prompt("", [segment], [ERRATUM]), ["Why?"], choices=["a", "b"]).cases
-    assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
-    assert all(case.cosine > 0.9999 and case.same_decision for case in restored)
-    behind = verify(workspace, Prompt("", [segment], system="Be kind."), ["Why?"], choices=["a", "b"]).cases[0]
-    assert (behind.spliced, behind.kl) == (0, 0)
 
 
 # ---- rows that may be moved, but not everywhere

@@ -33,7 +33,12 @@ def test_the_defaults_of_one_model_are_not_those_of_another(workspace: Workspace
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("method: magic", "no edit method 'magic'"), ("wording: loud", "no erratum wording 'loud'")]
+    ("line", "message"),
+    [
+        *(("method: magic", "no edit method 'magic'"), ("wording: loud", "no erratum wording 'loud'")),
+        *(("seam: -1", "seam of .* in config.yaml is '-1'"), ("place: nowhere", "place of .* is 'nowhere'")),
+        ("temperature: 1", "config.yaml has 'temperature', there is method"),
+    ],
 )
 def test_a_default_that_there_is_not_is_refused(workspace: Workspace, line: str, message: str) -> None:
     with reopened(workspace, line) as again, pytest.raises(NotesError, match=message):

@@ -75,13 +75,6 @@ def held(schema: Any) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": schema}}
 
 
-def test_a_grammar(served: Served) -> None:
-    grammar = {"grammar": 'root ::= "yes" | "no"'}
-    assert create(served, extra_body=grammar).choices[0].message.content in ("yes", "no")
-    raw = served.client.completions.create(model="tiny", prompt="Is it?", max_tokens=9, extra_body=grammar)
-    assert raw.choices[0].text in ("yes", "no")
-
-
 def test_a_line_break_of_unicode_in_a_stream(served: Served) -> None:
     """Clients that read lines as Python does, such as httpx, see whole events."""
     ends = "\u2028\u2029\x85"

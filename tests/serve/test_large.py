@@ -23,22 +23,34 @@ LETTERS = "a" * 50_000  # could fit the context if all its tokens were the longe
 CALL = {"id": "call_0001", "type": "function", "function": {"name": "look", "arguments": f'{{"at": "{LETTERS}"}}'}}
 TOOL: Json = {"type": "function", "function": {"name": "look", "description": LETTERS, "parameters": {}}}
 CHAT, MANY = "/v1/chat/completions", [{"role": "user", "content": LETTERS[:100]}, {"role": "assistant", "content": "a"}]
-NEVER: list[tuple[str, Json]] = [
-    (CHAT, {"messages": [{**ASK, "content": LETTERS}]}),
-    (CHAT, {"messages": MANY * 400 + [ASK]}),
-    (CHAT, {"messages": [ASK], "tools": [TOOL]}),
-    (CHAT, {"messages": [ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}]}),
-    (CHAT, {"messages": [ASK], "notes": {"errata": [LETTERS]}}),
-    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"session": "large"}}),
-    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"ask": True}}),
-    (CHAT, {"messages": [ASK], "notes": {"ask": True, "choices": ["b", LETTERS]}}),
-    ("/v1/completions", {"prompt": LETTERS}),
-    ("/v1/responses", {"input": LETTERS}),
-    ("/v1/messages", {"max_tokens": 1, "messages": [{**ASK, "content": LETTERS}]}),
-    ("/v1/messages/count_tokens", {"messages": [{**ASK, "content": LETTERS}]}),
-    ("/v1/decisions", {"input": LETTERS, "questions": [{"type": "predicate", "instructions": "Is it?"}]}),
-    ("/v1/notes/compile", {"name": "large", "text": LETTERS}),
-    ("/v1/notes/explain", {"messages": [{**ASK, "content": LETTERS}]}),
+TOKENS, CHARACTERS, MESSAGES = "more than 4096 tokens", "a text of 81,000 characters", "5,000 messages"
+WORDS = "the return " * 9000
+MANY_TOOLS = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(5000)]
+NEVER: list[tuple[str, Json, str]] = [  # path, body, words of the refusal
+    (CHAT, {"messages": MANY * 2100 + [ASK]}, "4,201 messages"),
+    (CHAT, {"messages": [{**ASK, "content": WORDS}]}, CHARACTERS),
+    (CHAT, {"messages": [ASK], "tools": MANY_TOOLS}, "5,000 tools"),
+    (CHAT, {"messages": [ASK] * 5000, "notes": {"session": "big"}}, MESSAGES),
+    ("/v1/notes/explain", {"messages": [ASK] * 5000}, MESSAGES),
+    ("/v1/completions", {"prompt": WORDS}, CHARACTERS),
+    ("/v1/completions", {"prompt": ["a", WORDS]}, CHARACTERS),
+    ("/tokenize", {"content": WORDS}, CHARACTERS),
+    ("/v1/notes/compile", {"name": "big", "text": WORDS}, CHARACTERS),
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}]}, TOKENS),
+    (CHAT, {"messages": MANY * 400 + [ASK]}, TOKENS),
+    (CHAT, {"messages": [ASK], "tools": [TOOL]}, TOKENS),
+    (CHAT, {"messages": [ASK, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "1"}]}, TOKENS),
+    (CHAT, {"messages": [ASK], "notes": {"errata": [LETTERS]}}, TOKENS),
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"session": "large"}}, TOKENS),
+    (CHAT, {"messages": [{**ASK, "content": LETTERS}], "notes": {"ask": True}}, TOKENS),
+    (CHAT, {"messages": [ASK], "notes": {"ask": True, "choices": ["b", LETTERS]}}, TOKENS),
+    ("/v1/completions", {"prompt": LETTERS}, TOKENS),
+    ("/v1/responses", {"input": LETTERS}, TOKENS),
+    ("/v1/messages", {"max_tokens": 1, "messages": [{**ASK, "content": LETTERS}]}, TOKENS),
+    ("/v1/messages/count_tokens", {"messages": [{**ASK, "content": LETTERS}]}, TOKENS),
+    ("/v1/decisions", {"input": LETTERS, "questions": [{"type": "predicate", "instructions": "Is it?"}]}, TOKENS),
+    ("/v1/notes/compile", {"name": "large", "text": LETTERS}, TOKENS),
+    ("/v1/notes/explain", {"messages": [{**ASK, "content": LETTERS}]}, TOKENS),
 ]
 BLANK: Json = {"role": "system", "content": ""}
 TEXT: Json = {"type": "text", "text": "a"}
@@ -71,12 +83,15 @@ def tokenized() -> Iterator[list[int]]:
         yield found
 
 
-@pytest.mark.parametrize(("path", "body"), NEVER)
-def test_what_cannot_fit_is_not_tokenized(served: Served, tokenized: list[int], path: str, body: Json) -> None:
+@pytest.mark.parametrize(("path", "body", "words"), NEVER)
+def test_what_cannot_fit_is_tokenized(served: Served, tokenized: list[int], path: str, body: Json, words: str) -> None:
     tokenized.clear()
     reply = served.http.post(path, json=body)
     error = reply.json()["error"]
-    assert reply.status_code == 400 and "this request needs more than 4096 tokens" in error["message"], error
+    assert reply.status_code == 400 and words in error["message"] and "4096 tokens" in error["message"], error
+    assert words == TOKENS or error["code"] == "context_length_exceeded"
+    param = error.get("param")  # errors of the Messages API have none
+    assert param == {"/tokenize": "content", "/v1/completions": "prompt"}.get(path, param)
     assert sum(tokenized) < 10_000
     short = served.http.post("/tokenize", json={"content": "a" * 3000}).json()["tokens"]
     assert tokenized[-1] == 3000 == len(short), "it would have been counted"

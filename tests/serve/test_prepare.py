@@ -64,59 +64,28 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
         assert waiting.result()["choices"]
 
 
-def test_forms_that_are_taken_from_nobody_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_that_are_taken_from_nobody_are_read(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no endpoint: they cost time."""
     for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
-    forms: list[Json] = [
-        {"json_schema": SCHEMA},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-        {"grammar": 'root ::= "a"'},
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-    ]
-    for form in forms:
-        with pytest.raises(parsing.Refused) as caught:
-            parse_chat({"messages": [ASK], **form}, forms=False)
-        assert caught.value.status == 400 and caught.value.code == "no_forms"
-
-
-def test_forms_are_off_at_every_endpoint(library: Path) -> None:
+    grammar: Json = {"grammar": 'root ::= "a"'}
+    chat, forms = (
+        "/v1/chat/completions",
+        [
+            {"json_schema": SCHEMA},
+            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+        ],
+    )
     with started(library, Options(forms=False)) as served:
         for path, given in (
-            ("/v1/chat/completions", {"messages": [ASK]}),
-            ("/v1/completions", {"prompt": QUESTION}),
-            ("/v1/notes/explain", {"messages": [ASK]}),
+            *((chat, {"messages": [ASK], **form}) for form in (grammar, *forms)),
+            ("/v1/completions", {"prompt": QUESTION, **grammar}),
+            ("/v1/notes/explain", {"messages": [ASK], **grammar}),
         ):
-            reply = served.http.post(path, json={**given, "grammar": 'root ::= "a"'})
-            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_forms")
-
-
-def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused with the limit, and not tokenised."""
-    assert served.scheduler.workspace.model.longest_token == 13
-    chat, raw, text = "/v1/chat/completions", "/v1/completions", "the return " * 9000
-    many, long = "5,000 messages", "a text of 81,000 characters"
-    never: list[tuple[str, Json, str]] = [
-        (chat, {"messages": [USER, ANSWER] * 2100 + [USER]}, "4,201 messages"),
-        (chat, {"messages": [{**ASK, "content": text}]}, long),
-        (chat, {"messages": [ASK], "tools": TOOLS}, "5,000 tools"),
-        (chat, {"messages": [USER] * 5000, "notes": {"session": "big"}}, many),
-        ("/v1/notes/explain", {"messages": [USER] * 5000}, many),
-        (raw, {"prompt": text}, long),
-        ("/tokenize", {"content": text}, long),
-        ("/v1/notes/compile", {"name": "big", "text": text}, long),
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr(Model, "tokenize", lambda *_, **__: pytest.fail("it was tokenised"))
-        for path, given, says in never:
             reply = served.http.post(path, json=given)
-            error = reply.json()["error"]
-            assert (reply.status_code, error["code"]) == (400, "context_length_exceeded"), error
-            assert says in error["message"] and "maximum context length is 4096 tokens" in error["message"]
-            assert error["param"] == {"/tokenize": "content", raw: "prompt"}.get(path, error["param"])
-    error = served.http.post(raw, json={"prompt": ["a", text]}).json()["error"]
-    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt") and long in error["message"]
-    wait(lambda: served.scheduler.load == 0)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_forms")
 
 
 def test_what_may_fit_is_let_through(served: Served) -> None:

@@ -321,19 +321,6 @@ def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:
             assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
 
 
-def test_a_salt_keeps_rows_apart(served: Served) -> None:
-    text = served.http.get("/v1/notes/support").json()["text"]
-    talk = [{"role": "system", "content": text}, {"role": "user", "content": "What is the plan, for once?"}]
-
-    def cached(salt: str) -> int:
-        reply = served.chat(talk, notes={"cache_salt": salt} if salt else {})
-        found: int = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return found
-
-    assert cached("a") == cached("b") == 0
-    assert cached("a") > 100 and cached("") >= 124
-
-
 def test_metrics_count_what_was_done(served: Served) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 

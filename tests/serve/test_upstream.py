@@ -181,6 +181,13 @@ def test_later_turns_begin_with_the_same_bytes(fake: Fake, http: httpx.Client) -
     result = {"role": "tool", "tool_call_id": "1", "content": "{}"}
     ask(http, system, QUESTION, {"role": "assistant", "content": None, "tool_calls": []}, result)
     assert fake.messages[:2] == first and fake.messages[3] == result
+    talk = [system, QUESTION, {"role": "assistant", "content": None, "tool_calls": []}, result]
+    assert http.post("/v1/notes/errata", json={"field": "tier", "value": "basic"}).status_code == 200
+    ask(http, *talk, notes={"errata": ["Be brief."]})
+    assert fake.messages[:2] == first and fake.messages[3]["content"] == "Correction: Be brief.\n\n{}"
+    ask(http, *talk, {"role": "assistant", "content": "Yes."}, QUESTION, notes={"errata": ["Be brief."]})
+    assert fake.messages[5]["content"].startswith("Correction: the tier is now basic.")
+    assert http.post("/v1/notes/errata", json={"field": "tier", "value": RETURNS.values["tier"]}).status_code == 200
     ask(http, system, QUESTION, answer, QUESTION, notes={"errata": ["Be brief."]})
     assert fake.messages[:2] == first and fake.messages[3]["content"].startswith("Correction: Be brief.\n\n")
     assert NOW not in fake.messages[3]["content"]

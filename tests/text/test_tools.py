@@ -248,20 +248,6 @@ def test_results_go_on_where_the_call_ended(name: str) -> None:
     assert text_of(more).count("days") == 0 and more[0].runs[0].special and not more[0].runs[1].special
 
 
-def test_a_turn_after_tools() -> None:
-    """An answer after results stays as generated, and the next question follows it."""
-    template = template_of("Qwen-Qwen3-0.6B")
-    answer = Message("assistant", (TextPart(" It is warm."),))
-    talk = (SYSTEM, USER, CALLS, FOUND, answer, user_message("And now?"))
-    grown = [
-        *build(template, Conversation(talk[:4], TOOLS)),
-        Chunk("text", (Run(" It is warm.", False),)),
-        *next_turn(template, talk[5:], tools=TOOLS),
-    ]
-    assert build(template, Conversation(talk, TOOLS)) == grown
-    assert text_of(grown).count("# Tools") == 1
-
-
 @pytest.mark.parametrize(
     "messages",
     [
