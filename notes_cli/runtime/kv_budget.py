@@ -71,6 +71,11 @@ class KVBudget:
         forks = sum(reservation.forks for reservation in self.reservations)
         return context.n_free - max(0, self._sequences - taken) - forks
 
+    @property
+    def most(self) -> int:
+        """Cells that the context has, or may have after it has grown."""
+        return max(self.cells, (self._workspace.longest or 0) if self._grows else 0)
+
     def has(self, cells: int, sequences: int) -> bool:
         """Return True if as many cells and sequences are neither used nor reserved."""
         context = self._workspace.context
@@ -79,11 +84,11 @@ class KVBudget:
     def ensure_free(self, cells: int, sequences: int = 0, spare: int | None = None) -> bool:
         """Evict idle prefixes, then grow the context, until as much is free; False if that does not suffice now. With
         `spare`, grow first, by so many cells more if possible."""
-        if spare is not None and not self.has(cells, sequences) and self._grow(cells, sequences, spare):
+        if spare is not None and not self.has(cells, sequences) and self.grow(cells, sequences, spare):
             return True
         while not self.has(cells, sequences):
             if not self._prefixes.evict():
-                return self._grow(cells, sequences)
+                return self.grow(cells, sequences)
         return True
 
     @contextmanager
@@ -98,7 +103,8 @@ class KVBudget:
             self._reserved -= cells
             self._sequences -= sequences
 
-    def _grow(self, cells: int, sequences: int, spare: int = 0) -> bool:
+    def grow(self, cells: int, sequences: int, spare: int = 0) -> bool:
+        """Grow the context until as much is free, and `spare` cells more if possible; False if it cannot."""
         if not self._grows or self._failed:
             return False
         wanted = self.promised + cells

@@ -50,6 +50,7 @@ class Job(Generic[T]):
     boundary: int | None = None
     preemptible: bool = False  # its K/V after the last splice may be dropped and decoded again
     own: bool = False  # its task leases a sequence by itself
+    batch: int | None = None  # most tokens of a batch, where it runs alone; None: the size of a micro-batch
     on_end: Callable[[Job[T]], object] = lambda job: None
     arrived: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
@@ -278,8 +279,8 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         if not sequences:
             return False
         limit = None if self._chunk is None else self._chunk + len(sequences)
-        if len(sequences) == 1:
-            limit = self.workspace.context.n_ubatch  # a single prefill has the same batches everywhere
+        if len(sequences) == 1:  # a single prefill has the same batches everywhere
+            limit = next(job.batch for job, own in awaited.items() if own) or self.workspace.context.n_ubatch
         try:
             decode(sequences, limit)
         except NotesError:

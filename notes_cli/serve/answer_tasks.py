@@ -138,6 +138,9 @@ def _answer(state: ServerState, job: ServerJob, work: Job[None], ready: Prepared
             state.workspace, prepared.prompt, begun=sequence, counted=not prepared.prompt.is_raw, runs=work.runs
         )
         prefilled = yield from prefill_task(state.workspace, prepared, sequence, callbacks, shared=work.live)
+        if state.learned and work.layout is not None:
+            state.learned.count(work.salt, sequence.pieces)
+            state.learned.observe(work.layout, work.salt, work.live)
         forks = [sequence.share() for _ in range(work.answers - 1)]
         reservation = work.reservations[0]
         reservation.fork_cells = reservation.forks = 0

@@ -41,6 +41,7 @@ from notes_cli.runtime.scheduler import Scheduler
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, ConversationState, add_errata, prefix_digests
+from notes_cli.serve.learned import Learned
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
@@ -78,7 +79,8 @@ class Options:
     queue: int = 128  # waiting requests
     max_tokens: int | None = None  # of an answer; None: until the context is full
     chunk: int = 256  # prompt tokens that are prefilled per step
-    cache_ram: int | None = None  # bytes for evicted prefixes; None: a share of the free memory
+    cache_ram: int | None = None  # bytes for evicted prefixes and learned blocks; None: a share of the free memory
+    learn: bool = False  # learn blocks of prompts while idle (learned.py)
 
     @property
     def requests(self) -> int:
@@ -131,6 +133,7 @@ class ServerState:
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
     options: Options
     metrics: Metrics
+    learned: Learned | None = None
 
 
 def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = False) -> PreparedRequest:
@@ -325,6 +328,7 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
     if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
+    compiled += state.learned.with_runs(layout, request.salt) if state.learned else ()
     return replace(layout, reuse=reuse, compiled=compiled)
 
 

@@ -28,6 +28,7 @@ from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob, client_error, job_of
 from notes_cli.serve.conversations import Conversations
+from notes_cli.serve.learned import Learned
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import Options, ServerState, prepare
@@ -64,6 +65,7 @@ class DecodeThread:
         self._large_pool = ThreadPoolExecutor(1, "prepare-large")
         self._preparing = 0  # calls of `prepare` that have not returned
         self._prepared: set[ServerJob] = set()  # and not finished
+        self._idle: Job[None] | None = None  # work that any request ends
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -100,6 +102,7 @@ class DecodeThread:
                 self.metrics.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
+            self._end_idle()
             cancelled = [job for job in self._prepared if job.cancelled]
         job = ServerJob(request, on_event)
         try:
@@ -207,9 +210,10 @@ class DecodeThread:
                 try:
                     while not self._closing:
                         busy = self.scheduler.running or self.scheduler.waiting or self._long_calls
-                        self._take_arrivals(wait=not busy)
+                        self._take_arrivals(wait=not (busy or self._begin_idle()))
                         self._serve()
                         if self._long_calls and not self._closing:
+                            self._end_idle()
                             self._long_calls.popleft()()
                 finally:
                     self._end()
@@ -219,6 +223,27 @@ class DecodeThread:
         self._pool.shutdown(wait=False)
         self._large_pool.shutdown(wait=False)
         self._refuse_arrivals()
+
+    def _begin_idle(self) -> bool:
+        """Begin to learn a block, if there is one, and room for it beside the latest prefix."""
+        if self.state.learned is None or self._count or not self._arrivals.empty():
+            return False
+        latest = max(self.prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
+        job = self.state.learned.job(self.budget.most - (len(latest.sequence) if latest else 0))
+        while job and not self.budget.has(job.tokens, 1):
+            evicted = self.prefixes.store is not None and self.prefixes.evict(latest)
+            if not evicted and not self.budget.grow(job.tokens, 1):
+                return False
+        if job is None:
+            return False
+        with self._lock:
+            self._idle, job.cancelled = job, self._count > 0
+        self.scheduler.submit(job)
+        return True
+
+    def _end_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancelled = True
 
     def _refuse_arrivals(self) -> None:
         """Refuse all arrivals after the end; in any thread."""
@@ -245,6 +270,8 @@ class DecodeThread:
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, options.parallel + idle)
         cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
+        learned = Learned(workspace, cache_ram // 4) if options.learn else None
+        cache_ram -= cache_ram // 4 if learned else 0
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.segment_cache = SegmentCache(workspace, self.compute)
@@ -253,7 +280,7 @@ class DecodeThread:
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
         self.state = ServerState(
             *(workspace, self.segment_cache, self.scheduler, Conversations(), errata, self.names),
-            *(longest, options, self.metrics),
+            *(longest, options, self.metrics, learned),
         )
         self.splice = tuple(map(self.segment_cache.compiled, self.splice))
 

@@ -1,0 +1,239 @@
+"""Tests learned blocks: computed while the server is idle, placed wherever they come again, given up for a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import nmse
+
+from notes_cli.engine.limits import ContextOptions
+from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.sequence import decode
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.scheduler import Job
+from notes_cli.serve.learned import FOLDER, STEP, Learned, sections
+from notes_cli.serve.prepare import Options
+from notes_cli.text.skill import Skill
+
+from .conftest import Json, Served, started
+
+THINGS = ("chair", "table", "lamp", "shelf", "carpet", "mirror", "clock", "stool", "desk", "bench")
+CONTEXT = ContextOptions(n_ctx=4096, n_threads=1)
+ROOM = 1 << 20
+
+
+def part(thing: str, rules: int = 5) -> str:
+    lines = (f"Rule {n}: every {thing} must be brought back within {13 * n} days." for n in range(1, rules + 1))
+    return f"## About the {thing}\n\n" + "\n".join(lines)
+
+
+def tool(thing: str) -> Json:
+    text = f"Look for a {thing} in the store, by its color, its size, the room that it is for, and the day of the order"
+    parameters = {"type": "object", "properties": {"color": {"type": "string"}, "size": {"type": "integer"}}}
+    return {"type": "function", "function": {"name": f"find_{thing}", "description": text, "parameters": parameters}}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def served(home: Path) -> Iterator[Served]:
+    with started(home, Options(learn=True), CONTEXT) as found:
+        yield found
+
+
+def learned(served: Served) -> Learned:
+    found = served.scheduler.state.learned
+    assert found is not None
+    return found
+
+
+def wait(served: Served) -> None:
+    """Wait until all that was asked is learned."""
+    deadline = time.monotonic() + 60
+    while served.at_context(lambda: bool(served.scheduler.scheduler.running) or learned(served).job(ROOM)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ask(served: Served, things: Sequence[str], status: str = "clean", question: str = "Why?", **more: Any) -> Json:
+    """Return the counts of a prompt with these parts, and the names of what its K/V is from."""
+    system = "\n\n".join([f"The repository is {status}.", *map(part, things)])
+    notes = {"explain": True, **more.pop("notes", {})}
+    talk = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    reply = served.chat(talk, notes=notes, max_tokens=4, temperature=0, **more)
+    near = [piece for piece in reply["notes"]["pieces"] if piece["reason"] == "near"]
+    spared = sum(piece["tokens"] for piece in near)
+    return {**reply["notes"]["counts"], "near": spared, "why": " ".join(piece["why"] for piece in near)}
+
+
+def test_sections_in_another_order_after_another_line(served: Served) -> None:
+    first = ask(served, THINGS[:4])
+    assert first["near"] == 0
+    wait(served)
+    again = ask(served, THINGS[3::-1], "dirty")
+    assert again["decoded"] < 0.4 * again["total"] and "learned-" in again["why"]
+    exact = ask(served, THINGS[3::-1], "dirty, too", notes={"reuse": "exact"})
+    assert exact["near"] == 0 and exact["decoded"] > 0.8 * exact["total"]
+
+
+def test_tools_in_another_order_beside_a_new_one(served: Served) -> None:
+    tools = list(map(tool, THINGS[:4]))
+    ask(served, (), tools=tools)
+    wait(served)
+    found = ask(served, (), "dirty", tools=[tool(THINGS[5]), *tools[::-1]])
+    assert found["near"] > 0.5 * found["total"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_question_is_learned_the_second_time_and_stays_in_memory(home: Path, restart: bool) -> None:
+    """System texts are in files, and there after a restart; what a user writes is not."""
+    question = part("sofa", 8)
+    with started(home, Options(learn=True), CONTEXT) as served:
+        ask(served, THINGS[:2], question=question)
+        ask(served, THINGS[:2], "dirty", question=question)
+        wait(served)
+        if not restart:
+            assert ask(served, (), "new", question=f"Look:\n\n{question}")["near"] > 0
+            return
+    with started(home, Options(learn=True), CONTEXT) as served:
+        assert ask(served, THINGS[1::-1], "new")["near"] > 0
+        assert ask(served, (), "newer", question=f"Look:\n\n{question}")["near"] == 0
+    texts = b"".join(path.read_bytes() for path in (home / "library" / FOLDER).glob("*.gguf"))
+    assert b"every chair" in texts and b"every sofa" not in texts
+
+
+def test_salts_have_blocks_of_their_own(home: Path, served: Served) -> None:
+    ask(served, THINGS[:3], notes={"cache_salt": "one"})
+    wait(served)
+    assert ask(served, THINGS[2::-1], "dirty", notes={"cache_salt": "two"})["near"] == 0
+    assert ask(served, THINGS[2::-1], "dirty")["near"] == 0
+    assert ask(served, THINGS[2::-1], "dirty", notes={"cache_salt": "one"})["near"] > 0
+    wait(served)
+    names = {block.name for block in learned(served)._blocks["one"]}
+    files = {path.name.split(".")[0] for path in (home / "library" / FOLDER).glob("*.gguf")}
+    assert names and files and all(block.path is None for block in learned(served)._blocks["one"])
+
+
+@pytest.mark.parametrize("harm", ["removed", "damaged"])
+def test_a_block_whose_file_is_lost_is_decoded(home: Path, served: Served, harm: str) -> None:
+    ask(served, THINGS[:3])
+    wait(served)
+    files = list((home / "library" / FOLDER).glob("*.gguf"))
+    assert len(files) >= 3 and all(path.stat().st_mode & 0o077 == 0 for path in files)
+    for path in files:
+        data = path.read_bytes()
+        path.unlink()
+        if harm == "damaged":
+            path.write_bytes(data[:-64] + bytes(64))
+    found = ask(served, THINGS[2::-1], "dirty")
+    assert found["near"] == 0 and found["decoded"] > 0.8 * found["total"]
+
+
+@pytest.mark.parametrize("batches", [None, 1])
+def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | None) -> None:
+    """Also one whose job is ended after each batch: what was computed is kept, and continued."""
+    served.scheduler._begin_idle = lambda: False  # type: ignore[method-assign]
+    ask(served, THINGS[:2])
+    found, workspace, lengths = learned(served), served.scheduler.workspace, list[int]()
+
+    def compute() -> Segment:
+        while (job := found.job(ROOM)) is not None:
+            block = max(found._waiting.values(), key=lambda one: (one.shared, one.prompts, len(one.tokens)))
+            job.sequence = workspace.sequence()
+            task = job.task(job)
+            for _ in zip(range(batches or ROOM), task, strict=False):
+                decode([job.sequence], STEP)
+            task.close()
+            lengths.append(len(block.segment or ()))
+        segment = found._opened(found._blocks[""][0])
+        assert segment is not None
+        return replace(segment, layers=tuple(segment.layers))
+
+    segment = served.at_context(compute)
+    skill = Skill("same", "", workspace.model.text(segment.tokens), (), "-")
+    wanted = served.at_context(lambda: compile_skill(workspace, skill))
+    assert np.array_equal(segment.tokens, wanted.tokens) and segment.base == wanted.base
+    assert max(lengths, default=0) > 0 if batches else len(lengths) == len(found._blocks[""])
+    for ours, theirs in zip(segment.layers, wanted.layers, strict=True):
+        assert nmse(ours.k, theirs.k) < 1e-5 and nmse(ours.v, theirs.v) < 1e-5
+
+
+def test_a_request_ends_the_job_at_once(served: Served) -> None:
+    served.scheduler._begin_idle = lambda: False  # type: ignore[method-assign]
+    ask(served, (), question=part("sofa", 40))
+    del served.scheduler._begin_idle
+    ended = list[bool]()
+    submit = served.scheduler.scheduler.submit
+
+    def submitted(job: Job[Any]) -> None:
+        if job.batch:
+            job.on_end = lambda job: ended.append(job.dropped)
+        submit(job)
+
+    served.scheduler.scheduler.submit = submitted  # type: ignore[method-assign]
+    served.at_context(lambda: None)  # wakes the decode thread, which begins
+    for number in range(5):
+        ask(served, (), question=f"Question {number}?")
+    wait(served)
+    assert ended.count(False) >= 1 and len(learned(served)._blocks[""]) >= 1
+
+
+def test_memory_stays_in_its_budget_and_the_least_useful_goes_first(served: Served) -> None:
+    found, salt = learned(served), {"cache_salt": "one"}
+    for number, thing in enumerate(THINGS):
+        ask(served, (), question=part(thing, 20), notes=salt)
+        wait(served)
+        held = sum(block.nbytes for block in found._blocks["one"])
+        if not number:
+            found._budget = 3 * held + 1
+        assert 0 < held <= found._budget
+        if thing == "table":
+            assert ask(served, (), "dirty", question=f"Look:\n\n{part(thing, 20)}", notes=salt)["near"] > 0
+    texts = " ".join(served.scheduler.workspace.model.text(block.tokens) for block in found._blocks["one"])
+    assert [thing for thing in THINGS if f"every {thing}" in texts] == ["table", "desk", "bench"]
+
+
+def test_sections_do_not_depend_on_what_is_around_them(served: Served) -> None:
+    model, choose = served.scheduler.workspace.model, Random(3)
+    texts = [part(thing, choose.randrange(3, 30)) for thing in THINGS]
+
+    def blocks(parts: Sequence[str]) -> list[Tokens]:
+        tokens = model.tokenize("\n\n".join(parts))
+        return [tokens[first:last] for first, last in sections(model, tokens)]
+
+    alone = {
+        text: {one[2:-4].tobytes() for one in blocks(["Before.", text, "## After\n\n" + "x " * 99])} for text in texts
+    }
+    for _ in range(20):
+        shuffled = choose.sample(texts, 6)
+        found = {one[2:-4].tobytes() for one in blocks(["Before.", *shuffled, "## After\n\n" + "x " * 99])}
+        assert all(len(alone[text] & found) >= len(alone[text]) - 2 for text in shuffled)
+
+
+def test_blocks_are_whole_and_apart(served: Served) -> None:
+    model, choose = served.scheduler.workspace.model, Random(5)
+    for _ in range(50):
+        words = choose.choices([*THINGS, "\n", "\n\n", "# ", "<a>", "{", "}", '{"type":"function"', " the "], k=600)
+        tokens = model.tokenize("".join(words))
+        found = list(sections(model, tokens))
+        assert all(0 <= first < last <= len(tokens) for first, last in found)
+        assert all(one[1] <= other[0] for one, other in pairwise(found))
+
+
+def test_nothing_is_learned_where_it_is_off(home: Path) -> None:
+    with started(home, Options(), CONTEXT) as served:
+        ask(served, THINGS[:3])
+        assert served.scheduler.state.learned is None
+        assert ask(served, THINGS[2::-1], "dirty")["near"] == 0
+    assert not (home / "library" / FOLDER).exists()
