@@ -1,15 +1,16 @@
 """Prompts in which values have changed: no answer may come from an old value.
 
-A case is a story: a text with rules and values, which is compiled or was in an earlier prompt, and then prompts in
-which it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses, and with
-`exact`. Its decision is one of an old value if only the first answer is the one that a former value gives, and if it
-changes when another value is put in place of the former one, in all that came before the prompt.
+A case is a story: a text with rules and values, which is compiled, was in an earlier prompt or was learned from it;
+then prompts in which it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses,
+and with `exact`. Its decision is one of an old value if only the first answer is the one that a former value gives, and
+if it changes when another value is put in place of the former one, in all that came before the prompt.
 """
 
 from __future__ import annotations
 
 import queue
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,8 @@ from training.tiny import world
 Json = dict[str, Any]
 NAME = "policy"
 PROMPTS = 4  # of a story
+CONTEXT = 8192
+WAYS = ("compiled", "near", "learned")  # by which the text is known before it is changed
 SURE = 0.8  # probability of the exact answer's first token; a decision nearer to a tie is not judged
 LEVEL = world.Level(
     skills=(1, 3), rules=(1, 3), fillers=(0, 3), heading=1.0, kinds=("table", "date", "amount"), near=0.0, sample=1.0
@@ -182,11 +185,11 @@ EDITS: tuple[Callable[[Story, str, str, str], list[Json]], ...] = (
 class Answers:
     """A server's threads without the server, on one model."""
 
-    def __init__(self, home: Paths, model: Any) -> None:
+    def __init__(self, home: Paths, model: Any, learn: bool) -> None:
         def opened() -> Workspace:
-            return Workspace(model, ContextOptions(n_ctx=8192, n_threads=1), paths=home)
+            return Workspace(model, ContextOptions(n_ctx=CONTEXT, n_threads=1), paths=home)
 
-        self.decoding = DecodeThread(opened, Options(parallel=4, cache_ram=1 << 28, names=("model",)))
+        self.decoding = DecodeThread(opened, Options(parallel=4, cache_ram=1 << 28, names=("model",), learn=learn))
         self.decoding.start()
         self.workspace = self.decoding.ready.result(60)
 
@@ -210,6 +213,13 @@ class Answers:
                 text += event.text
         return text, sure, reused
 
+    def learn(self) -> None:
+        """Wait until the blocks of all prompts are learned."""
+        learned = self.decoding.state.learned
+        assert learned is not None
+        while self.decoding.compute(lambda: self.decoding.scheduler.running or learned.job(CONTEXT)):
+            time.sleep(0.002)
+
 
 class Stale(Kind):
     cases = 700
@@ -220,20 +230,19 @@ class Stale(Kind):
         self.model = model
         self.home = self.folder()
         self.counts = self.home / "counts"
-        self.answers: Answers | None = None
+        self.answers: dict[str, Answers] = {}
 
     def judge(self, number: int) -> str:
-        if self.answers is None:  # in the process that judges: threads do not survive a fork
+        if not self.answers:  # in the process that judges: threads do not survive a fork
             path = shipped_model() if self.model == "notes-tiny" else SMOLLM2.find(self.home)
-            self.answers = Answers(Paths.under(self.home), path)
-        rng, near, stale = chance(self.seed, number), number % 2, list[str]()
-        story, answers, how = Story(rng), self.answers, {"reuse": "near" if near else "compiled"}
+            homes = {way: Paths.under(self.home / way) for way in WAYS}
+            self.answers = {way: Answers(homes[way], path, way == "learned") for way in WAYS}
+        rng, way, stale = chance(self.seed, number), WAYS[number % len(WAYS)], list[str]()
+        story, answers = Story(rng), self.answers[way]
+        how = {"reuse": "near" if way == "near" else "compiled", "cache_salt": "" if way == "compiled" else f"{number}"}
         old = story.text(story.values)
         before = [system(old, policies.PLAIN[0].format(topic=story.rules[0][1].topic))]  # prompts; the compiled text
-        if near:
-            answers.ask(before[0], 1, **how)
-        else:
-            answers.compile(old)
+        self.show(before, way, how)
         for _ in range(PROMPTS):
             if rng.random() < 0.7:
                 story.change()
@@ -241,33 +250,38 @@ class Stale(Kind):
             edit = rng.choice(EDITS)
             messages = edit(story, old, new, world.ask(rng, rule))
             found, p, reused = answers.ask(messages, 3, **how)
-            right, sure, _ = answers.ask(messages, 3, reuse="exact", cache_salt=f"{number}")
+            right, sure, _ = answers.ask(messages, 3, reuse="exact", cache_salt=f"{number} exact")
             with self.counts.open("a") as file:
                 file.write(f"{int(sure >= SURE)} {int(reused > 0)} {int(found != right)}\n")
             for value in story.former[place][rule.field] if sure >= SURE and found != right else ():
                 if found.startswith(rule.outcome(value)):
                     lines = story.line(rule.field, value), story.line(rule.field, other_value(rule, value))
-                    if self.again(before, messages, lines, near, number) != found:
+                    if self.again(before, messages, lines, way, how) != found:
                         stale.append(f"{edit.__name__}: {found!r} (p = {p:.2f}), not {right!r} ({sure:.2f})")
-            if near:
+            if way == "learned":
+                answers.learn()
+            if way != "compiled":
                 before.append(messages)
                 old = rng.choice([old, new])
         check(not stale, "; ".join(stale))
         return ACCEPTED
 
-    def again(
-        self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], near: int, number: int
-    ) -> str:
+    def show(self, before: list[list[Json]], way: str, how: Json) -> None:
+        """Compile the text of the first prompt, or ask all prompts."""
+        answers = self.answers[way]
+        if way == "compiled":
+            answers.compile(before[0][0]["content"])
+        for prompt in before if way != "compiled" else ():
+            answers.ask(prompt, 1, **how)
+            if way == "learned":
+                answers.learn()
+
+    def again(self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], way: str, how: Json) -> str:
         """Return the answer if one line is replaced by another in all that came before."""
-        assert self.answers is not None
         changed = [[{**one, "content": one["content"].replace(*lines)} for one in prompt] for prompt in before]
-        if not near:
-            self.answers.compile(changed[0][0]["content"])
-            return self.answers.ask(messages, 3)[0]
-        how = {"reuse": "near", "cache_salt": f"{number} again"}
-        for prompt in changed:
-            self.answers.ask(prompt, 3, **how)
-        return self.answers.ask(messages, 3, **how)[0]
+        how = {**how, "cache_salt": f"{how['cache_salt']} again" if way != "compiled" else ""}
+        self.show(changed, way, how)
+        return self.answers[way].ask(messages, 3, **how)[0]
 
     def notes(self) -> str:
         rows = [[int(one) for one in line.split()] for line in self.counts.read_text().splitlines()]

@@ -343,6 +343,8 @@ class Segment(_Referable):
     carry: Carry | None = None
     # First token of each block that was compiled independently, from 0 on; empty: a single block.
     blocks: tuple[int, ...] = ()
+    # First token of each part, between which a prompt may have other text (runtime/token_runs.py); empty: one part.
+    parts: tuple[int, ...] = ()
     # Per block: how often its K/V was moved, and thereby rounded, since it was placed first.
     moves: tuple[int, ...] = ()
     # Source of the text: absolute path of a file, "-" for standard input, empty if unknown.

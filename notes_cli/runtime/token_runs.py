@@ -57,10 +57,12 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Tokens with the places where texts begin that were computed by themselves."""
+    """Tokens with the places where texts begin that were computed by themselves. `chained`: each after those before it,
+    so that its K/V is of use only in prompts that have them, too, with any text between."""
 
     tokens: Tokens
     begins: Sequence[int] = (0,)
+    chained: bool = False
 
 
 class TextIndex:
@@ -90,10 +92,17 @@ class TextIndex:
             hashes = _hashes(sliding_window_view(tokens[first:last], WINDOW))
             free = max(first, runs[-1].last if runs else 0)
             found = list[TokenRun]()
+            reached: dict[int, TokenRun] = {}  # the last run of a chained source
             for hit in np.flatnonzero(np.isin(hashes, self._hashes)):
-                places = self._begins[int(hashes[hit])]
-                alike = [self._run(tokens, (free, last), first + int(hit), *place) for place in places]
-                found.append(max(alike, key=len))  # the first of equal ones
+                alike = list[TokenRun]()
+                for source, place in self._begins[int(hashes[hit])]:
+                    run = self._run(tokens, (free, last), first + int(hit), source, place)
+                    if self._sources[source].chained:
+                        if not self._continues(run, place, reached.get(source)):
+                            continue
+                        reached[source] = run
+                    alike.append(run)
+                found += [max(alike, key=len)] if alike else []  # the first of equal ones
             chosen = list[TokenRun]()
             for run in sorted(found, key=len, reverse=True):
                 run = run.after(begin)
@@ -102,6 +111,12 @@ class TextIndex:
                 chosen += [run] if len(run) >= SHORTEST else []
             runs += sorted(chosen, key=lambda run: run.first)
         return runs
+
+    def _continues(self, run: TokenRun, begin: int, before: TokenRun | None) -> bool:
+        """Return True if all texts of its source before a run are in the prompt before it."""
+        done, last = (before.start + len(before), before.last) if before else (0, run.first)
+        reached = max(first for first in self._sources[run.source].begins if first <= done)
+        return begin == reached and run.first >= last and len(run) > 0
 
     def _run(self, tokens: Tokens, span: tuple[int, int], at: int, source: int, begin: int) -> TokenRun:
         """Return the run of a text that has tokens[at] after those skipped, within a span of the tokens; an empty one
@@ -159,7 +174,7 @@ class Source:
     @classmethod
     def of_compiled(cls, segment: Segment) -> Source:
         """Make a source of a compiled text."""
-        texts = Texts(segment.tokens, segment.blocks or (0,))
+        texts = Texts(segment.tokens, segment.blocks or segment.parts or (0,), chained=bool(segment.parts))
         return cls(texts, np.full(len(segment), COMPILED_RUN, np.int32), [segment])
 
     @classmethod

@@ -1,24 +1,27 @@
-"""Learns the blocks of prompts that recur: computes the K/V of each by itself while the server is idle.
+"""Learns the texts of prompts that recur: computes their K/V by itself while the server is idle.
 
-A block is a tool, a section of a text or a result of a tool. It is computed after the template's opening alone, so its
-K/V has seen nothing of a prompt that may change, and is placed wherever the same tokens are (runtime/token_runs.py).
-Blocks of the system text and tools are learned at once, and kept on disk; others are learned when they are long or come
-a second time, and are kept in memory. Over the budget the block that spared the fewest tokens goes first.
+A block is a tool, or a message without its tools and without what changes: short paragraphs with digits or paths, such
+as a date, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's opening alone, so
+it has seen nothing that may change, and is placed wherever the same tokens are (runtime/token_runs.py). A text is one
+block, because sections that have not seen each other answer worse (docs/serving.md).
+
+Blocks of the system text and of tools are learned at once, and kept on disk; others are learned when they are long or
+come a second time, and are kept in memory. Over the budget the block that spared the fewest tokens goes first.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, count, pairwise
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 
@@ -40,16 +43,21 @@ from notes_cli.text.messages import TextPart
 
 FOLDER = "learned"  # in that of the library
 DISK = 2 << 30  # bytes
-LEAST = 64  # tokens of a section that is a block of its own
+LEAST = 64  # tokens of a tool or a part of a text that is worth it
 LONG = 256  # tokens of a block that is learned when it comes the first time
-SPLIT = 1024  # tokens of a section that is divided at paragraphs
-MOST = 4096  # tokens of a block
 STEP = 32  # tokens of a batch: a request that arrives waits for one
 WAITING = 512  # blocks and prompts that are remembered until they are computed
+COMPARED = 32  # texts of a salt with which a new one is compared
+DECAY = 0.9  # of the tokens that a block has spared, with each new block
 
-# A section begins with a heading, an opening tag, a line of JSON, or a tool within one.
-_SECTION = re.compile(rb'(?m)^(?:#{1,6} |<[A-Za-z][\w.:-]*[ >\n]|\{)|\{"type": ?"function"')
+_ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
+_VOLATILE = re.compile(rb"[0-9/\\]")
+_OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
+_TOOL = {"name", "function"}  # keys, of which each tool has one
+
+Span = tuple[int, int]  # tokens [first, last)
+Paragraphs = list[tuple[Span, bytes]]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,10 +65,11 @@ class Block:
     """Tokens that recur. `segment`: its first tokens with their K/V in memory; `path`: the file with that of all."""
 
     tokens: Tokens
+    parts: tuple[int, ...]  # their first tokens; between two of them something was left out
     salt: str
     shared: bool  # of the system text or the tools: kept on disk
     prompts: int = 1  # that had it
-    saved: int = 0  # tokens that were placed, not decoded
+    saved: float = 0  # tokens that were placed, not decoded
     used: int = 0  # larger is more recent
     segment: Segment | None = None
     path: Path | None = None
@@ -80,25 +89,70 @@ class Block:
         return self.segment.nbytes if self.segment else 0
 
 
-def sections(model: Model, tokens: Tokens) -> Iterator[tuple[int, int]]:
-    """Yield the blocks [first, last) of a text's tokens. Each begins where its own content does, so that a text added
-    or removed elsewhere changes no other block."""
+def blocks_of(model: Model, tokens: Tokens, earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[Span, ...]]:
+    """Yield the parts of each block of a text's tokens. `earlier`: paragraphs of other texts."""
+    for first, paragraphs, tools in _messages(model, tokens):
+        yield from (((first + start, first + end),) for start, end in tools if end - start >= LEAST)
+        texts = {text for _, text in paragraphs}
+        nearest = max(earlier, key=lambda other: _shared(texts, other), default=())
+        alike = 2 * _shared(texts, nearest) >= sum(map(len, texts))
+        parts: list[Span] = []
+        for (start, end), text in paragraphs:
+            if (alike and text not in nearest) or (end - start < LEAST and _VOLATILE.search(text)):
+                continue
+            start, end = first + start, first + end
+            parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
+        if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
+            yield tuple(parts)
+
+
+def _shared(texts: Collection[bytes], other: Sequence[bytes]) -> int:
+    return sum(len(text) for text in other if text in texts)
+
+
+def texts_of(model: Model, tokens: Tokens) -> Iterator[list[bytes]]:
+    """Yield the paragraphs of each message, without its tools."""
+    for _, paragraphs, _ in _messages(model, tokens):
+        yield [text for _, text in paragraphs]
+
+
+def _messages(model: Model, tokens: Tokens) -> Iterator[tuple[int, Paragraphs, list[Span]]]:
+    """Yield each message, which control tokens enclose: its first token, and the tokens of its paragraphs and tools
+    from that on."""
     pieces = [model.token_bytes(int(token)) for token in tokens]
-    controls = [number for number, piece in enumerate(pieces) if not piece]  # a message begins or ends
-    for first, last in pairwise([-1, *controls, len(tokens)]):
-        first += 1
+    controls = [number for number, piece in enumerate(pieces) if not piece]
+    for begin, last in pairwise([-1, *controls, len(tokens)]):
+        first = begin + 1
         text, ends = b"".join(pieces[first:last]), list(accumulate(map(len, pieces[first:last]), initial=0))
-        starts = sorted({0, *(bisect_left(ends, match.start()) for match in _SECTION.finditer(text))})
-        bounds = [*(start for start, end in pairwise([*starts, last - first]) if end - start >= LEAST or not start)]
-        for start, end in pairwise([*bounds, last - first]):
-            cuts = [start]
-            if end - start > SPLIT:  # where the content of a paragraph says so
-                inner = [match.end() for match in _PARAGRAPH.finditer(text, ends[start], ends[end])]
-                chosen = (bisect_left(ends, at) for at in inner if crc32(text[at : at + 64]) % 4 == 0)
-                cuts += [cut for cut in chosen if start < cut < end]
-            for begin, stop in pairwise([*cuts, end]):
-                if stop - begin >= SHORTEST:
-                    yield first + begin, first + min(stop, begin + MOST)
+        tools = list(_tools(text))
+        begin = len(match.group()) if first and (match := _ROLE.match(text)) else 0
+        cuts = {begin, len(text), *(cut for tool in tools for cut in tool)}
+        cuts |= {match.end() for match in _PARAGRAPH.finditer(text)}
+        inside = [
+            (start, end)
+            for start, end in pairwise(sorted(cut for cut in cuts if cut >= begin))
+            if not any(one <= start < other for one, other in tools)
+        ]
+
+        def span(start: int, end: int, ends: Sequence[int] = ends) -> Span:
+            return bisect_left(ends, start), bisect_left(ends, end)
+
+        paragraphs = [(span(start, end), text[start:end].strip()) for start, end in inside]
+        yield first, [(one, part) for one, part in paragraphs if one[0] < one[1]], [span(*tool) for tool in tools]
+
+
+def _tools(text: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the bytes [first, last) of the tools in a text: objects of JSON."""
+    characters, end = text.decode("latin-1"), 0  # a character each
+    for match in _OBJECT.finditer(text):
+        if match.start() >= end:
+            with suppress(ValueError, RecursionError):
+                tool, stop = _DECODER.raw_decode(characters, match.start())
+                if isinstance(tool, dict) and _TOOL & tool.keys():
+                    yield match.start(), (end := stop)
+
+
+_DECODER = json.JSONDecoder()
 
 
 class Learned:
@@ -114,11 +168,12 @@ class Learned:
         self._waiting: OrderedDict[tuple[str, bytes], Block] = OrderedDict()  # not computed; last: most recent
         self._blocks: dict[str, list[Block]] = {}  # computed, by salt
         self._indexes: dict[str, TextIndex] = {}  # of these
+        self._texts: dict[str, deque[list[bytes]]] = {}  # paragraphs of the latest texts, by salt
         self._clock = count(1)
         for _, path in segment_files(self._library.folder) if self._library else ():
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
                 if (found := peek(path)).identity == workspace.identity:
-                    self._add(Block(found.tokens, "", shared=True, path=path))
+                    self._add(Block(found.tokens, found.parts or (0,), "", shared=True, path=path))
 
     # In any thread.
 
@@ -127,7 +182,7 @@ class Learned:
         with self._lock:
             blocks = self._blocks.get(salt, [])
             if blocks and salt not in self._indexes:
-                texts = [Texts(block.tokens) for block in blocks]
+                texts = [Texts(block.tokens, block.parts, chained=True) for block in blocks]
                 self._indexes[salt] = TextIndex(self._workspace.model, texts)
             index = self._indexes.get(salt)
             numbers = dict.fromkeys(run.source for run in index.runs(layout.tokens, layout.texts)) if index else {}
@@ -169,22 +224,27 @@ class Learned:
 
     def _find(self, layout: Layout, salt: str, live: int) -> None:
         """Add the blocks of a prompt that are neither learned nor placed from a compiled text."""
-        model, head, found = self._workspace.model, self._head(layout), list[tuple[int, int]]()
+        model, head, found = self._workspace.model, self._head(layout), list[tuple[Span, ...]]()
+        earlier = self._texts.setdefault(salt, deque(maxlen=COMPARED))
         for first, last in ((max(first, live), last) for first, last in layout.texts if last > live):
-            found += [(first + start, first + end) for start, end in sections(model, layout.tokens[first:last])]
+            for parts in blocks_of(model, layout.tokens[first:last], earlier):
+                found.append(tuple((first + start, first + end) for start, end in parts))
+            earlier.extend(text for text in texts_of(model, layout.tokens[first:last]) if text)
         with self._lock:
             learned: dict[bytes, list[Tokens]] = {}
             for block in self._blocks.get(salt, []):
                 learned.setdefault(block.begin, []).append(block.tokens)
-            for first, last in found:
-                block = Block(layout.tokens[first:last].copy(), salt, shared=last <= head)
-                known = [int(np.count_nonzero(layout.origins[first:last] < 0))]
+            for parts in found:
+                begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
+                rows = np.concatenate([np.arange(*part) for part in parts])
+                block = Block(layout.tokens[rows], begins, salt, shared=parts[-1][1] <= head)
+                known = [int(np.count_nonzero(layout.origins[rows] < 0))]
                 known += [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
                 if len(block.tokens) - max(known) < LEAST:
                     continue
                 key = salt, block.tokens.tobytes()
-                if (earlier := self._waiting.pop(key, None)) is not None:
-                    earlier.prompts, block = earlier.prompts + 1, earlier
+                if (same := self._waiting.pop(key, None)) is not None:
+                    same.prompts, block = same.prompts + 1, same
                 self._waiting[key] = block
                 if len(self._waiting) > WAITING:
                     self._waiting.popitem(last=False)
@@ -232,7 +292,10 @@ class Learned:
             block.tokens[: len(layers[0].k)],
         )
         text = self._workspace.model.text(tokens)
-        segment = Segment(block.name, "", text, tokens, len(left), left, (), identity, layers)
+        parts = tuple(first for first in block.parts if first < len(tokens))
+        segment = Segment(
+            block.name, "", text, tokens, len(left), left, (), identity, layers, parts=parts[1:] and parts
+        )
         block.segment = segment
         if len(tokens) < len(block.tokens):
             return
@@ -255,6 +318,8 @@ class Learned:
         """Add a learned block, and drop the least useful ones beyond the budget."""
         with self._lock:
             block.used = next(self._clock)
+            for one in self._blocks.get(block.salt, []):
+                one.saved *= DECAY
             self._blocks.setdefault(block.salt, []).append(block)
             self._indexes.pop(block.salt, None)
             held = [one for blocks in self._blocks.values() for one in blocks if one.nbytes]
