@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import queue
-import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.real.tasks import SKILLS, load_tasks
+from bench.reuse import wait_until_learned
 from notes_cli import config
 from notes_cli.config import Paths
 from notes_cli.engine.limits import ContextOptions
@@ -59,14 +59,6 @@ def ask(server: DecodeThread, text: str, day: int, question: str, **notes: Any) 
     return Outcome(answer, *counts)
 
 
-def wait_until_idle(server: DecodeThread) -> None:
-    """Wait until every block of the prompts so far is learned."""
-    learned = server.state.learned
-    assert learned is not None
-    while not server.compute(lambda: not server.scheduler.running and learned.job(CONTEXT) is None):
-        time.sleep(0.05)
-
-
 def copies(text: str) -> list[tuple[str, str]]:
     """Return instructions to copy a sentence that begins with certain words, and the words that follow them."""
     found = []
@@ -93,7 +85,7 @@ def measure(model: Path) -> dict[str, Any]:
             server.start()
             server.ready.result()
             ask(server, text, 27, tasks.questions[0].ask)
-            wait_until_idle(server)
+            wait_until_learned(server)
             answers: dict[str, list[str]] = {way: [] for way in ways}
             wanted = copies(text)
             asked = [*(one.ask for one in tasks.questions), *(instruction for instruction, _ in wanted)]

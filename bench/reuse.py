@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import queue
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from notes_cli.text.tools import ToolSet, in_order
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, head=32, feed_forward=128)
 CONTEXT = 40_960
+WAYS = ("nothing", "near", "compiled", "learned")  # beyond equal prefixes
 Json = dict[str, Any]
 DATE = "Today's date is 2026-11-27."
 STATUS = "Git status:\nM README.md\n?? notes.txt"
@@ -139,6 +141,9 @@ CHANGES: dict[str, Callable[[Agent], Agent]] = {
         one, summary="Summary: the fault is in file3.", results=one.results[-2:]
     ),
     "the two oldest calls leave": lambda one: replace(one, results=one.results[2:]),
+    "a new session: other date, status and question": lambda one: replace(
+        one, date=one.date.replace("27", "29"), status=one.status + "\nM a.py", results=(), summary="Add a test."
+    ),
 }
 
 
@@ -155,24 +160,33 @@ def decoded(scheduler: DecodeThread, request: Json) -> tuple[int, int]:
     return result
 
 
-def counts(model: Path, agent: Agent, reuse: str, *, compiled: bool) -> Iterator[tuple[str, int, int]]:
-    """Yield each change, the decoded tokens of the prompt after it, and all of its tokens. `compiled`: the system text,
-    in blocks by its headings, and the tools are in the library."""
+def wait_until_learned(scheduler: DecodeThread) -> None:
+    """Wait until the blocks of all prompts so far are learned, if the server learns."""
+    learned = scheduler.state.learned
+    while learned and scheduler.compute(lambda: scheduler.scheduler.running or learned.job(CONTEXT)):
+        time.sleep(0.01)
+
+
+def counts(model: Path, agent: Agent, way: str) -> Iterator[tuple[str, int, int]]:
+    """Yield each change, the decoded tokens of the prompt after it, and all of its tokens. `way`: how much is reused,
+    "learned" after idle time, or "compiled": the system text, in blocks by its headings, and the tools are compiled."""
+    reuse = "near" if way == "near" else "compiled"
     with TemporaryDirectory() as home:
 
         def opened() -> Workspace:
             return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
 
-        if compiled:
+        if way == "compiled":
             with opened() as workspace:
                 compile_to_library(workspace, Skill("system", "", agent.system, (), "-"), blocks="headings")
                 tools = ToolSet("tools", in_order(agent.tools), "-")
                 compile_to_library(workspace, skill_of(workspace, tools))
-        scheduler = DecodeThread(opened, Options())
+        scheduler = DecodeThread(opened, Options(learn=way == "learned"))
         with closing(scheduler):
             scheduler.start()
             scheduler.ready.result()
             yield "first request", *decoded(scheduler, agent.request(reuse))
+            wait_until_learned(scheduler)
             first = list(scheduler.prefixes.entries)
             for change, function in CHANGES.items():
                 yield change, *decoded(scheduler, function(agent).request(reuse))
@@ -190,16 +204,15 @@ def main() -> None:
     model = random_model(MODEL.with_name("reuse.gguf"), SHAPE, tokenizer=smollm2)
     table: dict[str, dict[str, list[int]]] = {}
     for place in ("first", "middle", "last"):
-        ways = {"default": ("compiled", False), "near": ("near", False), "compiled": ("compiled", True)}
-        for way, (reuse, compiled) in ways.items():
-            for change, count, total in counts(model, an_agent(place), reuse, compiled=compiled):
+        for way in WAYS:
+            for change, count, total in counts(model, an_agent(place), way):
                 table.setdefault(change, {}).setdefault("tokens", []).append(total)
                 table[change].setdefault(way, []).append(count)
     for change, row in table.items():
         print(
             change,
             row["tokens"][0],
-            *(" ".join(f"{n:,}" for n in row[way]) for way in ("default", "near", "compiled")),
+            *(" / ".join(f"{n:,}" for n in row[way]) for way in WAYS),
             sep=" | ",
         )
     if given.write:

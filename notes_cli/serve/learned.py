@@ -1,7 +1,7 @@
 """Learns the texts of prompts that recur: computes their K/V by itself while the server is idle.
 
-A block is a tool, or a message without its tools and without what changes: short paragraphs with digits or paths, such
-as a date, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's opening alone, so
+A block is a tool, or a message without its tools and without what changes: short paragraphs with a date, a time
+or a path, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's opening alone, so
 it has seen nothing that may change, and is placed wherever the same tokens are (runtime/token_runs.py). A text is one
 block, because sections that have not seen each other answer worse (docs/serving.md).
 
@@ -52,7 +52,8 @@ DECAY = 0.9  # of the tokens that a block has spared, with each new block
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
-_VOLATILE = re.compile(rb"[0-9/\\]")
+# A day, a time, a path, the state of a repository: what a program puts into each prompt anew.
+_VOLATILE = re.compile(rb"(?i)\d{4}-\d\d-\d\d|\d\d?:\d\d|/[\w.-]+/|\b[a-z]:\\\\|\b(?:git ?status|branch|directory)\b")
 _OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
 _TOOL = {"name", "function"}  # keys, of which each tool has one
 

@@ -69,7 +69,7 @@ def wait(served: Served) -> None:
 
 def ask(served: Served, things: Sequence[str], status: str = "clean", question: str = "Why?", **more: Any) -> Json:
     """Return the counts of a prompt with these parts, and where its K/V is from."""
-    system = "\n\n".join([f"Repository: 3 files are {status}.", *map(part, things)])
+    system = "\n\n".join([f"Git status: {status}.", *map(part, things)])
     notes = {"explain": True, **more.pop("notes", {})}
     talk = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     reply = served.chat(talk, notes=notes, max_tokens=4, temperature=0, **more)
@@ -88,9 +88,9 @@ def test_a_text_after_another_line(served: Served) -> None:
 
 
 def test_a_text_around_a_line_that_changes(served: Served) -> None:
-    """Short and with digits: left out at once. Long: left out once it has changed."""
+    """Short and with a time: left out at once. Long: left out once it has changed."""
     middle, long = (
-        "It is {} o'clock.",
+        "It is {}:30.",
         "The list of files:\n" + "\n".join(f"the file {{}} of {n}" for n in "abcdefghijkl"),
     )
     talk = [part("chair", 9), middle, part("table", 9), long, part("lamp", 9), part("shelf", 9)]
