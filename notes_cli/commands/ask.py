@@ -36,9 +36,10 @@ from notes_cli.commands.options import (
 from notes_cli.commands.request import (
     QUESTION,
     AnswerPrinter,
-    AskCommand,
+    Options,
+    of_later_turn,
     options_of,
-    parse_command,
+    parse_question,
     question_options,
     read_constraints,
     request_of,
@@ -127,48 +128,50 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    ask = parse_command(question[0] if question else None, prompt, file, given)
+    options = parse_question(question[0] if question else None, prompt, file, given)
     document: Mapping[str, Any] | None = None
     if given["server"] != OFF:
         from notes_cli.commands.ask_server import ask_server
 
-        document = ask_server(ask, started, given)
-    document = document or _ask_here(ask, started, given)
-    if ask.verbose and not ask.explain:
+        document = ask_server(options, started, given)
+    document = document or _ask_here(options, started, given)
+    explain, json_, verbose = given["explain"], given["json_"], given["verbose"]
+    if verbose and not explain:
         output.say(_times(document))
-    if ask.json:
+    if json_:
         output.as_json(document)
-    elif ask.explain:
+    elif explain:
         _print_plan(document)
-    gain = given["gain"] and document["tokens"]["spliced"] and not (ask.json or ask.explain or ask.verbose)
+    gain = given["gain"] and document["tokens"]["spliced"] and not (json_ or explain or verbose)
     if gain and (named("gain") or (output.terminal() and output.watched())):
         output.aside(_gain(document) + "\n")
 
 
-def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_here(options: Options, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """Answer in this process. Return tokens and times as in docs/json.md, for --json the whole document, for --explain
     that of the plan."""
     from notes_cli.runtime import answering
 
-    request = request_of(ask.options)
-    with open_workspace(begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
+    request, name = request_of(options), given["session"]
+    printing = AnswerPrinter(options, json=given["json_"], stream=not given["no_stream"])
+    with open_workspace(begins=True, **given) as workspace, printing as printer:
         callbacks, goes_on = printer.callbacks(workspace), False
         memory: str | None = None
-        if ask.explain:
+        if given["explain"]:
             return plan_as_json(answering.explain(workspace, request, callbacks))
-        if ask.session is None:
+        if name is None:
             answer = answering.ask(workspace, request, callbacks)
         else:
             from notes_cli.api import Model
 
-            with Model(workspace).session(ask.session) as session:
+            with Model(workspace).session(name) as session:
                 goes_on = not session.empty
                 if goes_on:
-                    request = request_of(ask.following())
+                    request = request_of(of_later_turn(options, name))
                 answer, memory = session.ask(request, callbacks=callbacks), session.memory
-        if not ask.json:
+        if not given["json_"]:
             return figures_as_json(answer, started)
-        return turn_as_json(workspace, request, answer, started, ask.session, goes_on, memory)
+        return turn_as_json(workspace, request, answer, started, name, goes_on, memory)
 
 
 def _times(document: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from notes_cli.commands.options import (
     without_memory,
 )
 from notes_cli.commands.remedies import worded
-from notes_cli.commands.request import AnswerPrinter, AskCommand, question_options
+from notes_cli.commands.request import AnswerPrinter, question_options
 from notes_cli.commands.terminal import Command, standard_input
 from notes_cli.errors import NotesError
 
@@ -146,9 +146,7 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        options = {**self._options, "max_think": 512}
-        settings = AskCommand(options, (), (), False, self._session.name, explain=False, json=False, stream=True)
-        with AnswerPrinter(settings) as printer:
+        with AnswerPrinter({**self._options, "max_think": 512}) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice
             self._errata, self._splice, self._typed = [], [], []

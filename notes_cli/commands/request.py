@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -176,57 +176,34 @@ def question_options(*names: str, **changes: Mapping[str, Any]) -> Callable[[Dec
 Options = dict[str, Any]  # of a Request, by name, as JSON values
 
 
-class AskCommand(NamedTuple):
-    """A call of `notes ask`: options of the request, and of its output."""
-
-    options: Options
-    typed_splice: Sequence[str]  # from the command line, not from config.yaml
-    typed_errata: Sequence[str]
-    first_turn: bool  # has options for the first turn of a session only
-    session: str | None
-    explain: bool
-    json: bool
-    stream: bool
-    verbose: bool = False
-
-    def following(self) -> Options:
-        """Return the options for a later turn of a session, without settings of config.yaml that do not apply. Raises
-        NotesError if some are for the first turn only."""
-        if self.first_turn:
-            raise NotesError(
-                f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
-                "first turn. A field is edited with: notes edit"
-            )
-        later = {**self.options, "splice": self.typed_splice, "errata": self.typed_errata, "fields": {}, "method": None}
-        return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
-
-
-def parse_command(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> AskCommand:
-    """Parse the values of the options, by parameter. Raises UsageError and NotesError for invalid combinations and
-    values."""
+def parse_question(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Options:
+    """Return the options of the request, from the values of parameters. Raises UsageError and NotesError for invalid
+    combinations and values."""
     results = given["results"]
     if results and (question is not None or prompt is not None or file is not None):
         raise click.UsageError("--result takes the place of a question: give one or the other")
     if results and not given["session"]:
         raise click.UsageError("--result goes on with a session: name it with --session")
     text = "" if results else _question(question, prompt, file)
-    given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
-    options = options_of(text, given)
+    options = options_of(text, {**given, "choices": answers_of(given["choices"]), "results": _results(results)})
     if named("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
-    return AskCommand(
-        options,
-        typed_splice=options["splice"] if named("splice") else (),
-        typed_errata=given["errata"] if named("errata") else (),
-        first_turn=named(*_FIRST_TURN),
-        session=given["session"],
-        explain=given["explain"],
-        json=given["json_"],
-        stream=not given["no_stream"],
-        verbose=bool(given["verbose"]),
-    )
+    return options
+
+
+def of_later_turn(options: Options, session: str) -> Options:
+    """Return the options for a later turn of a session, without settings of config.yaml that do not apply. Raises
+    NotesError if some are for the first turn only."""
+    if named(*_FIRST_TURN):
+        raise NotesError(
+            f"session {session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
+            "first turn. A field is edited with: notes edit"
+        )
+    typed = {name: options[name] if named(name) else () for name in ("splice", "errata")}
+    first: Options = {"fields": {}, "method": None, "system": None, "place": None, "recompute": False, "exact": False}
+    return {**options, **typed, **first, "decode": ()}
 
 
 def options_of(question: str, given: Mapping[str, Any]) -> Options:
@@ -346,9 +323,11 @@ class AnswerPrinter:
     """Prints reasoning and answer of one `notes ask`, from this process or a server. Use it as a context manager: after
     an interrupt or error, partial text ends with a line break."""
 
-    def __init__(self, command: AskCommand) -> None:
-        self._command = command
-        self._streams = command.stream and not command.json
+    def __init__(self, options: Options, *, json: bool = False, stream: bool = True) -> None:
+        """`json`: the document is printed afterwards. `stream`: print text as it is generated."""
+        self._options = options
+        self._json = json
+        self._streams = stream and not json
         self._reasoning = _StreamedText(output.aside)
         self._answer = _StreamedText(lambda text: output.data(text, end=""))
 
@@ -377,18 +356,18 @@ class AnswerPrinter:
                     self.end_reasoning(thought.text, thought.stopped, event.settings.think, workspace)
                 self.end_answer(event.text, event.stopped, workspace)
 
-        return Callbacks(on_event, partial(watch, hidden=self._command.json))
+        return Callbacks(on_event, partial(watch, hidden=self._json))
 
     def reasoning(self, text: str) -> None:
-        if self._streams and self._command.options["think"]:  # a model may also reason without a request
+        if self._streams and self._options["think"]:  # a model may also reason without a request
             self._reasoning.write(text)
 
     def end_reasoning(self, text: str, stopped: Stopped, requested: bool, workspace: Workspace | None) -> None:
         """End the reasoning, with its whole text, why it ended, and whether it was requested."""
-        if requested and not self._command.stream and not self._command.json:
+        if requested and not self._streams and not self._json:
             self._reasoning.write(text)
         self._reasoning.end()
-        self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], workspace)
+        self._warn_cut("reasoning", stopped, "--max-think", self._options["max_think"], workspace)
 
     def answer(self, text: str) -> None:
         self._reasoning.end()
@@ -399,9 +378,9 @@ class AnswerPrinter:
         """End the answer, with its whole text and why it ended (None for a choice)."""
         if self._streams:
             self._answer.end(always=True)
-        elif not self._command.json:
+        elif not self._json:
             output.data(text)
-        self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], workspace)
+        self._warn_cut("answer", stopped, "-n", self._options["max_tokens"], workspace)
 
     def _warn_cut(
         self, part: str, stopped: Stopped | None, option: str, limit: int, workspace: Workspace | None
@@ -416,8 +395,7 @@ class AnswerPrinter:
         elif stopped == "context" and workspace:
             size, longest = workspace.context.n_ctx, workspace.longest
             at_most = longest is not None and size >= longest
-            options = self._command.options
-            wanted = max(options["max_tokens"], 0) + options["max_think"] * options["think"]
+            wanted = max(self._options["max_tokens"], 0) + self._options["max_think"] * self._options["think"]
             more = f"give it more: -c {size + -(-wanted // 256) * 256 if wanted else 2 * size}"
             advice = "the model was trained for no more (--beyond-trained)" if at_most else more
             output.say(f"the {part} was cut: the context of {size:,} tokens is full; {advice}")
