@@ -56,11 +56,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@option("-p --prompt", "The question, instead of QUESTION.", once=True, rare=True, metavar="TEXT")
-@option("-f --file", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE, metavar="FILE")
-@option(
-    "--session", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS, metavar="NAME"
-)
+@option("-p --prompt TEXT", "The question, instead of QUESTION.", once=True, rare=True)
+@option("-f --file FILE", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE)
+@option("--session NAME", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS)
 @question_options(errata={"callback": errata_of_skills})
 @option("--explain", "Dry run: each piece of the prompt, how it would be made, and why.", is_flag=True)
 @json_option
@@ -73,22 +71,20 @@ if TYPE_CHECKING:
     show_default=False,
 )
 @option(
-    "--batch",
+    "--batch FILE",
     "Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
     "(docs/json.md).",
     once=True,
     type=FILE_OR_PIPE,
-    metavar="FILE",
 )
 @option("--parallel", "Questions of --batch to answer at a time.  [default: 16]", rare=True, type=Number(1, 64))
 @option(
-    "--server",
+    "--server WHICH",
     "Send the question to a running notes serve of this user, which has the model loaded: auto (if there is one), off, "
     "or an address.",
     type=server_name,
     envvar="NOTES_SERVER",
     default=OFF,
-    metavar="WHICH",
 )
 @model_options
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import (
-    KEPT_TYPES,
-    SOURCES,
-    Target,
-    json_option,
-    library,
-    model_options,
-    open_model,
-)
+from notes_cli.commands.options import KEPT_TYPES, SOURCES, Target, json_option, library, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError
@@ -53,10 +45,9 @@ def number_of_blocks(value: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("sources", shell_complete=SOURCES, nargs=-1, metavar="[SOURCE...]")
 @option(
-    "--from",
+    "--from SEGMENT",
     "Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
     name="segment",
-    metavar="SEGMENT",
 )
 @option(
     "--all",
@@ -66,27 +57,24 @@ def number_of_blocks(value: Any) -> Any:
 )
 @option("--stale", "Every skill of the library whose text, model or settings have changed since.", is_flag=True)
 @option(
-    "--together",
+    "--together NAME",
     "Compile the SOURCEs as one skill of this name, in their order: each is read after those before it.",
-    metavar="NAME",
 )
-@option("--name", "Name in the library.  [default: front matter, folder or file name]", metavar="NAME")
+@option("--name NAME", "Name in the library.  [default: front matter, folder or file name]")
 @option("-o --output", "Write the segment here, not into the library.", name="target", type=Target(path_type=Path))
 @option(
     "-f --force", "Compile even if nothing has changed, or replace a skill that came from another file.", is_flag=True
 )
 @option(
-    "--blocks",
+    "--blocks S",
     "Compile the text in S parts, or in one for each heading (headings).",
     rare=True,
     type=number_of_blocks,
-    metavar="S",
 )
 @option(
-    "--kv",
+    "--kv TYPE",
     "Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
     type=click.Choice(KEPT_TYPES),
-    metavar="TYPE",
 )
 @json_option
 @model_options
@@ -273,12 +261,7 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
 
 
 def _compile(
-    model: Model,
-    wanted: Skill | ToolSet,
-    target: Path | None,
-    force: bool,
-    shape: Shape,
-    fresh_only: bool = False,
+    model: Model, wanted: Skill | ToolSet, target: Path | None, force: bool, shape: Shape, fresh_only: bool = False
 ) -> dict[str, Any]:
     """Compile one skill, print the outcome, and return its JSON document."""
     from notes_cli.library.container import peek

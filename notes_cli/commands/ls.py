@@ -82,11 +82,10 @@ _RIGHT = ("tokens", "size", "uses")
 @click.command(cls=Command)
 @option("-l --long", "Also how often each was used, when last, and where its text is.", is_flag=True)
 @option(
-    "--sort",
+    "--sort BY",
     "name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
     type=click.Choice(list(SORTS)),
     default="name",
-    metavar="BY",
 )
 @option("-q --quiet", "Names only, one a line.", is_flag=True)
 @json_option

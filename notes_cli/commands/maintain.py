@@ -43,18 +43,8 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 @click.command(cls=Command)
 @click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
 @option("--stale", "Those whose text has changed or whose file is gone, and damaged ones.", is_flag=True)
-@option(
-    "--older-than",
-    "What was not used, nor compiled, for so long: 30d, 12h.",
-    type=with_unit(parse_age),
-    metavar="AGE",
-)
-@option(
-    "--max-size",
-    "The least recently used, until all take no more: 20GB.",
-    type=with_unit(parse_size),
-    metavar="SIZE",
-)
+@option("--older-than AGE", "What was not used, nor compiled, for so long: 30d, 12h.", type=with_unit(parse_age))
+@option("--max-size SIZE", "The least recently used, until all take no more: 20GB.", type=with_unit(parse_size))
 @option("--dry-run", "Show what would be removed, and remove nothing.", is_flag=True)
 @option("-y --yes", "Do not ask, as it does of what is not named.", is_flag=True)
 @json_option
@@ -210,11 +200,11 @@ def _files(store: Library, name: str) -> list[Path]:
 
 @click.command("import", cls=Command)
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
-@option("--name", "Name in the library.  [default: the segment's own]", metavar="NAME")
+@option("--name NAME", "Name in the library.  [default: the segment's own]")
 @option("--trust", "Import the rows without computing them again to compare.", is_flag=True)
 @option("-f --force", "Replace a skill of that name that came from elsewhere.", is_flag=True)
 @json_option
-@model_settings("-m --model")
+@model_settings("--model")
 def import_command(
     sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, json_: bool, **model: Any
 ) -> int:

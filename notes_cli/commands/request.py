@@ -34,56 +34,49 @@ _CONFIGURED = "  [default: config.yaml's for the model, else "
 # Options of a question, by the field of Request or of SamplerOptions that each sets.
 _QUESTION = {
     "splice": row(
-        "--splice",
+        "--splice NAME",
         "A compiled skill, a segment file, or a text. Repeatable.",
         shell_complete=SKILLS,
-        metavar="NAME",
         multiple=True,
     ),
     "memory": row(
-        "--memory",
+        "--memory NAME",
         "A skill that is kept just before the question, as a profile of the user. A session remembers it.",
         once=True,
         shell_complete=SKILLS,
-        metavar="NAME",
     ),
     "images": row(
-        "--image",
+        "--image FILE",
         "An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
         type=click.Path(),
         multiple=True,
-        metavar="FILE",
     ),
-    "system": row("-s --system", "System text before the skills.", once=True, metavar="TEXT"),
+    "system": row("-s --system TEXT", "System text before the skills.", once=True),
     "results": row(
-        "--result",
+        "--result TOOL=TEXT",
         "In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
         "standard input. Repeatable, in the order of the calls.",
         rare=True,
         multiple=True,
-        metavar="TOOL=TEXT",
     ),
     "errata": row(
-        "--erratum",
+        "--erratum FIELD=VALUE",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
         "free text, before the question. Repeatable; of a field the last one wins.",
         shell_complete=FIELD_VALUES,
-        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "fields": row(
-        "--field",
+        "--field FIELD=VALUE",
         "The same, by the default method of the model or that of --method. Repeatable.",
         shell_complete=FIELD_VALUES,
-        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "method": row(
-        "--method",
+        "--method METHOD",
         "How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
         f"recompute, stale.{_CONFIGURED}field+erratum]",
         rare=True,
-        metavar="METHOD",
     ),
 }
 _ANSWER = {
@@ -95,19 +88,14 @@ _ANSWER = {
     ),
     "think": row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
     "max_think": row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
-    "choices": row("--choices", "Decide among these answers.", once=True, metavar="A,B,..."),
+    "choices": row("--choices A,B,...", "Decide among these answers.", once=True),
     "json_schema": row(
-        "-j --json-schema",
+        "-j --json-schema FILE",
         "Answer with JSON that is valid by this schema: a file, or the schema itself.",
         once=True,
-        metavar="FILE",
     ),
     "grammar": row(
-        "--grammar",
-        "Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
-        once=True,
-        rare=True,
-        metavar="FILE",
+        "--grammar FILE", "Hold the answer to a grammar (GBNF): a file, or the grammar itself.", once=True, rare=True
     ),
     "temperature": row(
         "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
@@ -138,7 +126,7 @@ _SPLICE = {  # all are rare
         f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
         type=click.Choice(["early", "late"]),
     ),
-    "wording": row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),
+    "wording": row("--wording FORM", "How errata are worded (prompts/errata.json)."),
     "strict": row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
     "exact": row(
         "--exact",
@@ -146,10 +134,9 @@ _SPLICE = {  # all are rare
         is_flag=True,
     ),
     "decode": row(
-        "--decode",
+        "--decode NAME",
         "Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
         shell_complete=SKILLS,
-        metavar="NAME",
         multiple=True,
     ),
     "recompute": row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),

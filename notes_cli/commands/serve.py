@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import (
-    Number,
-    choose_model,
-    errata_of_skills,
-    model_options,
-    named,
-    open_workspace,
-)
+from notes_cli.commands.options import Number, choose_model, errata_of_skills, model_options, named, open_workspace
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, flag_of, option
 from notes_cli.errors import NotesError, reason
@@ -42,7 +35,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 
 
 @click.command(cls=Command)
-@option("--host", "Where to listen.", default="127.0.0.1", metavar="NAME")
+@option("--host NAME", "Where to listen.", default="127.0.0.1")
 @option("--port", "Where to listen, 0: any that is free.", type=Number(0, 65535), default=8080)
 @option("--parallel", "Answers at a time.", type=Number(1, 64), default=16)
 @option("--queue", "Requests that may wait; others get 429.", rare=True, type=Number(0), default=128)
@@ -64,20 +57,18 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
 @option(
-    "--api-key",
+    "--api-key KEY",
     "A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
     name="keys",
     multiple=True,
     envvar="NOTES_API_KEY",
-    metavar="KEY",
 )
 @option(
-    "--cors-origin",
+    "--cors-origin ORIGIN",
     "A site whose pages may send requests (CORS). Repeatable.",
     rare=True,
     name="origins",
     multiple=True,
-    metavar="ORIGIN",
 )
 @option("--page/--no-page", "A web page at /.  [default: --page]", rare=True, default=True, show_default=False)
 @option(
@@ -96,7 +87,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
         "help": "A correction for these requests, as in notes ask, where they have none. Repeatable.",
     },
 )
-@option("--alias", "What clients may call the model. Repeatable.", name="aliases", multiple=True, metavar="NAME")
+@option("--alias NAME", "What clients may call the model. Repeatable.", name="aliases", multiple=True)
 @option(
     "--drain",
     "Seconds that running answers get when the server ends.",
@@ -104,23 +95,17 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     type=Number(0, kind=float),
     default=30,
 )
+@option("--upstream URL", "Load no model, and pass requests on to another server of OpenAI's API, with skills as text.")
 @option(
-    "--upstream",
-    "Load no model, and pass requests on to another server of OpenAI's API, with skills as text.",
-    metavar="URL",
-)
-@option(
-    "--upstream-key",
+    "--upstream-key KEY",
     "The key of that server; better in NOTES_UPSTREAM_KEY, which others cannot see.",
     envvar="NOTES_UPSTREAM_KEY",
-    metavar="KEY",
 )
 @option(
-    "--skills",
+    "--skills PATH",
     "A text, a skill or a folder of them that requests to --upstream may name, besides compiled ones. Repeatable.",
     name="texts",
     multiple=True,
-    metavar="PATH",
 )
 @model_options
 def command(

@@ -310,7 +310,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
 
 @session_command.command("import")
 @click.argument("file", type=FILE_OR_PIPE)
-@option("--name", "What the session is to be called.  [default: as the file]", metavar="NAME")
+@option("--name NAME", "What the session is to be called.  [default: as the file]")
 @json_option
 def import_(file: Path, name: str | None, json_: bool) -> None:
     """Make a session of an exported file.

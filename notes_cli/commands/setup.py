@@ -141,7 +141,7 @@ PATHS = {
 @click.command(cls=Command)
 @click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
 @json_option
-@model_settings("-m --model", "--rpc")
+@model_settings("--model", "--rpc")
 def doctor_command(place: str | None, json_: bool, model: str | None, rpc: tuple[str, ...], **_: Any) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are. Check all files
     of the library and the sessions, byte by byte, and say how to mend what is wrong. Exits 1 if anything is.

@@ -68,8 +68,12 @@ class Setting(Option):
 def option(
     flags: str, text: str, *, name: str | None = None, cls: type[Option] = Option, **how: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Return a decorator for an option with these flags and this text in help. `how`: for click and `cls`."""
-    return click.option(*flags.split(), *([name] if name else []), cls=cls, **{"help": text, **how})
+    """Return a decorator for an option with these flags, a word for its value after them, and this text in help.
+    `how`: for click and `cls`."""
+    words, value = flags.split(), None
+    if not words[-1].startswith("-"):
+        value = words.pop()
+    return click.option(*words, *([name] if name else []), cls=cls, **{"help": text, "metavar": value, **how})
 
 
 row = partial(partial, option)  # an option in a table, to be applied later

@@ -34,21 +34,11 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
 
 @click.command(cls=Command)
 @click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
-@option("--session", "Verify a session instead, as it is put back from disk.", shell_complete=SESSIONS, metavar="NAME")
+@option("--session NAME", "Verify a session instead, as it is put back from disk.", shell_complete=SESSIONS)
 @option(
-    "--question",
-    "A question. Repeatable.  [default: the value of each field]",
-    name="questions",
-    multiple=True,
-    metavar="TEXT",
+    "--question TEXT", "A question. Repeatable.  [default: the value of each field]", name="questions", multiple=True
 )
-@option(
-    "--questions",
-    "Questions, one a line (-: standard input).",
-    name="file",
-    type=FILE_OR_PIPE,
-    metavar="FILE",
-)
+@option("--questions FILE", "Questions, one a line (-: standard input).", name="file", type=FILE_OR_PIPE)
 @option("--method", "An edit method. Repeatable.  [default: all]", name="methods", multiple=True)
 @question_options(
     *("errata", "fields", "choices", "system", "seam", "wording"),
