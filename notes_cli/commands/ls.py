@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from shlex import quote
 from time import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import SKILLS, json_option, library
+from notes_cli.commands.options import SKILLS, compiled_files, json_option, library
 from notes_cli.commands.remedies import worded
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import NotesError, SegmentError
+from notes_cli.errors import NotesError
 from notes_cli.explanations import TIME, attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.names import human_age, human_time
 
@@ -234,17 +233,11 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
-    from notes_cli.library.container import open_segment, peek
+    from notes_cli.library.container import open_segment
 
-    store = library()
-    target = store.resolve(name)
-    if target.kind == "text":
-        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
-    files = [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
     shown = []
-    for path in files:
-        open_segment(path)  # verifies all checksums
-        info = peek(path)
+    for path in compiled_files(name):
+        info = open_segment(path)
         if text:
             output.data(info.text)
         elif tokens:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SKILLS, Target, json_option, library, model_settings, open_model
+from notes_cli.commands.options import SKILLS, Target, compiled_files, json_option, library, model_settings, open_model
 from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import Help, NotesError, SegmentError
+from notes_cli.errors import NotesError, SegmentError
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
 from notes_cli.text.names import parse_age, parse_size, typed
@@ -24,7 +24,6 @@ from notes_cli.text.names import parse_age, parse_size, typed
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
     from notes_cli.library.check import LibraryFile
-    from notes_cli.library.store import Library
     from notes_cli.runtime.recompile import Imported
 
 
@@ -169,8 +168,7 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
     if not names:
         raise click.UsageError(f"name the FILE or FOLDER that {target} is to be written to")
-    store = library()
-    files = list(dict.fromkeys(path for name in names for path in _files(store, name)))
+    files = list(dict.fromkeys(path for name in names for path in compiled_files(name)))
     folder = Path(target).expanduser()
     into = folder.is_dir() or target.endswith("/")
     if not into and len(files) > 1:
@@ -189,13 +187,6 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
                 output.say(f"{place} is there already")
     if json_:
         output.as_json({"version": 1, "exported": done})
-
-
-def _files(store: Library, name: str) -> list[Path]:
-    target = store.resolve(name)
-    if target.kind == "text":
-        raise SegmentError(f"{name} is a text, not a compiled skill", Help.LIST_SKILLS())
-    return [target.path] if target.path else [entry.path for entry in store.entries(target.name)]
 
 
 @click.command("import", cls=Command)

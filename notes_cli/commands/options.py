@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import config, output
 from notes_cli.commands.terminal import Decorated, Option, Setting, end_when_late, option, read_text, row
-from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
+from notes_cli.errors import EngineError, NotesError, SegmentError, SessionError, with_advice
 from notes_cli.text.names import typed
 
 if TYPE_CHECKING:
@@ -384,6 +385,15 @@ def library() -> Library:
     from notes_cli.runtime import naming
 
     return naming.library()
+
+
+def compiled_files(name: str) -> list[Path]:
+    """Return the segment file of that path, or those of a compiled skill. Raises SegmentError if there are none."""
+    store = library()
+    target = store.resolve(name)
+    if target.kind == "text":
+        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
+    return [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
 
 
 def own_sessions() -> Sessions:
