@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +13,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import KEPT_TYPES, SOURCES, Target, json_option, library, model_options, open_model
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.remedies import collecting, print_callbacks
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, storage_type
 from notes_cli.text.names import human_time, name_of
 
@@ -160,18 +158,7 @@ def command(
             notify(f"{source} has {each}. Folders below it are left out")
     known = Sources(library(), notify)
     several = (len(words) > 1 and not joins) or bool(sweeps)
-    failed: dict[str, str] = {}  # errors by source; that of a single skill is raised
-
-    @contextmanager
-    def collecting(word: str) -> Iterator[None]:
-        try:
-            yield
-        except NotesError as error:
-            if not several:
-                raise
-            why = failed[word] = worded(error)
-            output.error(why if word in why else f"{word}: {why}")
-
+    failed: dict[str, str] = {}  # errors by source
     skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
@@ -189,7 +176,7 @@ def command(
         none = f"no Agent Skills in {', '.join(places())}" if all_ else f"no compiled skills yet in {library().folder}"
         output.say(none)
     for word, read in reads:
-        with collecting(word):
+        with collecting(failed, word, several=several):
             skills.append(read())
             for warning in skills[-1].warnings:
                 output.say(f"warning: {warning}")
@@ -197,7 +184,7 @@ def command(
     if skills:
         with open_model(**model) as opened, opened.compiling():
             for wanted in skills:
-                with collecting(wanted.word):
+                with collecting(failed, wanted.word, several=several):
                     shape = shape_of(opened, known, wanted, Shape(blocks, kv))
                     done.append(_compile(opened, wanted.skill, target, force, shape, fresh_only=bool(stale)))
                     if not json_ and not (stale and done[-1]["up_to_date"]):

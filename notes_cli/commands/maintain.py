@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SKILLS, Target, compiled_files, json_option, library, model_settings, open_model
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.remedies import collecting, print_callbacks
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.explanations import attributes
@@ -217,24 +218,16 @@ def import_command(
     failed: dict[str, str] = {}
     with open_model(**model) as opened:
         for group in wanted:
-            source = group[0]
-            try:
-                source = _best_match(group, opened.workspace.identity)
+            source = _best_match(group, opened.workspace.identity)
+            with collecting(failed, str(source), several=len(wanted) > 1):
                 imported = opened.import_segment(
                     source, name=name, trust=trust, force=force, callbacks=print_callbacks()
                 )
-            except NotesError as error:
-                if len(wanted) == 1:
-                    raise
-                failed[str(source)] = worded(error)
-                output.error(failed[str(source)])
-                continue
-            facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
-            named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
-            done.append({**named, **facts})
-            if not json_:
-                output.data(str(imported.path))
-            output.remark(_summary(imported, trust))
+                facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
+                done.append({"source": str(source), "name": imported.name, "path": str(imported.path), **facts})
+                if not json_:
+                    output.data(str(imported.path))
+                output.remark(_summary(imported, trust))
     if json_:
         output.as_json({"version": 1, "imported": done, "failed": failed})
     return 1 if failed else 0
@@ -254,13 +247,16 @@ def _groups(source: Path) -> list[list[Path]]:
 
 
 def _best_match(group: list[Path], identity: Identity) -> Path:
-    """Return a skill's segment for this model, else the latest one."""
+    """Return a skill's segment for this model, else the latest one that can be read."""
     from notes_cli.library.container import peek
 
-    if len(group) == 1:
-        return group[0]
+    def created(path: Path) -> str:
+        with suppress(NotesError):
+            return peek(path).created
+        return ""
+
     matching = (path for path in group if path.name.endswith(f".{identity.key}.gguf"))
-    return next(matching, None) or max(group, key=lambda path: peek(path).created)
+    return next(matching, None) or max(group, key=created)
 
 
 def _summary(imported: Imported, trust: bool) -> str:

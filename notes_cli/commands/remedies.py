@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from shlex import join, quote
 from string import Formatter
@@ -117,6 +117,18 @@ def worded(event: NotesError | Notice) -> str:
     """Return an error or a notice with its remedy, in one line."""
     prefix = event.opening if isinstance(event, Notice) else ""
     return f"{prefix}{with_advice(event.what, advice(event.remedy))}"
+
+
+@contextmanager
+def collecting(failed: dict[str, str], thing: str, *, several: bool) -> Iterator[None]:
+    """Print an error of one of several things and add it to `failed`; that of a single one is raised."""
+    try:
+        yield
+    except NotesError as error:
+        if not several:
+            raise
+        why = failed[thing] = worded(error)
+        output.error(why if thing in why else f"{thing}: {why}")
 
 
 def listed(paths: Mapping[str, Path], facts_of: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
