@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import notes_cli
-from notes_cli.errors import Help, NotesError
+from notes_cli.errors import NotesError
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
@@ -273,16 +273,17 @@ def home_folder() -> Path:
 
 def shipped_eye() -> tuple[Path, Path]:
     """Return the files of the shipped vision model and its projector. Raises NotesError if one is missing."""
-    model, projector = (resource("models") / name for name in EYE_FILES)
-    for path in (model, projector):
-        if not path.is_file():
-            raise NotesError(f"{path} is missing", Help.REINSTALL_OR_NAME_MODEL())
+    model, projector = map(_shipped, EYE_FILES)
     return model, projector
 
 
 def shipped_model() -> Path:
     """Return the file of the shipped model. Raises NotesError if it is missing."""
-    model = resource("models") / SHIPPED_MODEL
-    if not model.is_file():
-        raise NotesError(f"{model} is missing", Help.REINSTALL_OR_NAME_MODEL())
-    return model
+    return _shipped(SHIPPED_MODEL)
+
+
+def _shipped(name: str) -> Path:
+    path = resource("models") / name
+    if not path.is_file():
+        raise NotesError(f"{path} is missing", "Install notes again, or name another model")
+    return path
