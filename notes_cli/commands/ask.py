@@ -233,14 +233,15 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]  # the same for all lines
     constraints = {"choices": answers_of(given["choices"]), **read_constraints(given)}  # read files once
     given = {**given, "seed": seed, **constraints, "session": None}
+    waiting = deque[_Waiting]()
     with ExitStack() as stack:
-        lines = _Lines(stack.enter_context(_open(source)), given)
+        requests = _requests(stack.enter_context(_open(source)), given, waiting)
         model = stack.enter_context(open_model(**given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
         callbacks = Callbacks(print_notice, watch)
         done = failed = 0
-        for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, callbacks=callbacks):
-            line, key, request = lines.waiting.popleft()
+        for outcome in model.ask_many(requests, parallel=parallel or PARALLEL, callbacks=callbacks):
+            line, key, request = waiting.popleft()
             head = {"version": 1, "line": line, "id": key}
             if isinstance(outcome, NotesError):
                 failed += 1
@@ -250,7 +251,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
                 answer = {**answer_as_json(outcome, started), "sampling": asdict(request.sampling)}
                 output.as_json({**head, **answer}, indent=None)
             done += 1
-            update(done, done + len(lines.waiting) + (not lines.ended))
+            update(done, done + len(waiting) + 1)  # how many are to come is not known
     if failed:
         raise NotesError(f"{failed:,} of {done:,} lines failed", "The output says why, line by line")
 
@@ -264,38 +265,32 @@ def _open(source: Path) -> AbstractContextManager[BinaryIO]:
     return nullcontext(standard_input())
 
 
-class _Lines:
-    """Iterates over the requests of a file, with an error for an invalid line. `waiting`: number, id and request of
-    lines without an answer yet."""
+_Waiting = tuple[int, Any, "Request | None"]  # number, id and request of a line without an answer yet
 
-    def __init__(self, file: BinaryIO, given: Mapping[str, Any]) -> None:
-        self.waiting: deque[tuple[int, Any, Request | None]] = deque()
-        self.ended = False
-        self._file, self._given = file, given
 
-    def __iter__(self) -> Iterator[Request | NotesError]:
-        number = 0
-        while raw := self._file.readline(LONGEST + 1):
-            number += 1
-            key = None
-            try:
-                if len(raw) > LONGEST:
-                    while not raw.endswith(b"\n") and (raw := self._file.readline(LONGEST)):
-                        pass  # skips the rest of the line
-                    raise NotesError(f"the line is longer than {LONGEST >> 20} MiB")
-                text = _decode(raw, first=number == 1)
-                if not text:
-                    continue
-                line = _parse(text)
-                key = line.get("id")
-                request = _request(line, self._given)
-            except NotesError as error:
-                self.waiting.append((number, key, None))
-                yield error
-            else:
-                self.waiting.append((number, key, request))
-                yield request
-        self.ended = True
+def _requests(file: BinaryIO, given: Mapping[str, Any], waiting: deque[_Waiting]) -> Iterator[Request | NotesError]:
+    """Yield the requests of a file, with an error for an invalid line, and add each line to `waiting` before."""
+    number = 0
+    while raw := file.readline(LONGEST + 1):
+        number += 1
+        key = None
+        try:
+            if len(raw) > LONGEST:
+                while not raw.endswith(b"\n") and (raw := file.readline(LONGEST)):
+                    pass  # skips the rest of the line
+                raise NotesError(f"the line is longer than {LONGEST >> 20} MiB")
+            text = _decode(raw, first=number == 1)
+            if not text:
+                continue
+            line = _parse(text)
+            key = line.get("id")
+            request = _request(line, given)
+        except NotesError as error:
+            waiting.append((number, key, None))
+            yield error
+        else:
+            waiting.append((number, key, request))
+            yield request
 
 
 def _decode(raw: bytes, *, first: bool) -> str:

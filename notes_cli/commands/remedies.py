@@ -125,19 +125,6 @@ def collecting(failed: dict[str, str], thing: str, *, several: bool) -> Iterator
         output.error(why if thing in why else f"{thing}: {why}")
 
 
-def listed(paths: Mapping[str, Path], facts_of: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the facts of things by name, as in docs/json.md; of one that cannot be read, the `problem`."""
-    rows = []
-    for name, path in paths.items():
-        facts: dict[str, Any] = {"name": name, "path": str(path), "problem": None}
-        try:
-            facts |= facts_of(name)
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        rows.append(facts)
-    return rows
-
-
 def is_usage(error: NotesError) -> bool:
     """True for errors of usage that need the skills' fields: contradicting values, an unknown method."""
     return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)

@@ -24,11 +24,11 @@ from notes_cli.commands.options import (
     open_model,
     own_sessions,
 )
-from notes_cli.commands.remedies import listed, print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, Group, option, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.errors import SessionError, reason
+from notes_cli.errors import NotesError, SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
 from notes_cli.text.names import human_age, typed
@@ -68,8 +68,14 @@ def ls(quiet: bool, json_: bool) -> None:
         for name in names:
             output.result(name)
         return
-    paths = {name: sessions.folder / name for name in names}
-    found = listed(paths, lambda name: _facts(sessions.find(name)))
+    found = []
+    for name in names:
+        facts: dict[str, Any] = {"name": name, "path": str(sessions.folder / name), "problem": None}
+        try:
+            facts |= _facts(sessions.find(name))
+        except NotesError as error:
+            facts["problem"] = worded(error)
+        found.append(facts)
     if json_:
         output.as_json(found)
         return
