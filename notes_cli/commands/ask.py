@@ -43,7 +43,6 @@ from notes_cli.commands.request import (
     question_options,
     read_constraints,
     request_of,
-    watch,
 )
 from notes_cli.commands.terminal import Command, option, standard_input
 from notes_cli.errors import NotesError, reason
@@ -237,8 +236,8 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
     with ExitStack() as stack:
         requests = _requests(stack.enter_context(_open(source)), given, waiting)
         model = stack.enter_context(open_model(**given))
-        update = stack.enter_context(output.progress("answering", "questions", later=True))
-        callbacks = Callbacks(print_notice, watch)
+        update = stack.enter_context(output.progress("answering", unit="questions", later=True))
+        callbacks = Callbacks(print_notice, output.progress)
         done = failed = 0
         for outcome in model.ask_many(requests, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = waiting.popleft()

@@ -365,9 +365,9 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
     name = path.name if path.suffix == ".gguf" else "the model"  # the name of a blob is its digest
     size = path.stat().st_size if path.is_file() else 0
     small = size < LARGE
-    bar = output.progress("hashing the model's file", "MB", hidden=small, later=True)
+    bar = output.progress("hashing the model's file", unit="MB", hidden=small, later=True)
     with bar as hashing, ExitStack() as stack:
-        with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
+        with output.progress(f"loading {name} ({output.human_size(size)})", unit="%", hidden=small) as update:
             update(0, 100)
             workspace = Workspace(
                 path,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import join, quote
 from string import Formatter
@@ -13,7 +13,6 @@ from notes_cli import output
 from notes_cli.errors import Help, NotesError, Notice, Remedy, with_advice
 
 if TYPE_CHECKING:
-    from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks
 
 # Python name -> flag, of options of a compile; others have the name of their flag
@@ -140,9 +139,4 @@ def print_callbacks() -> Callbacks:
     """Return callbacks that print notices and progress on stderr."""
     from notes_cli.runtime.request import Callbacks
 
-    def watch(
-        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> AbstractContextManager[Progress]:
-        return output.progress(label, unit, later=later)
-
-    return Callbacks(print_notice, watch)
+    return Callbacks(print_notice, output.progress)

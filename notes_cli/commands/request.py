@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ from notes_cli.errors import NotesError, Notice
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
-    from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks, Event, Request
     from notes_cli.runtime.workspace import Workspace
 
@@ -272,17 +270,6 @@ def _results(words: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, piped if text == "-" else text) for name, text in results]
 
 
-LONG = 512  # tokens of a prompt whose prefill shows progress
-
-
-def watch(
-    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
-) -> AbstractContextManager[Progress]:
-    """Show progress (a Watch of runtime/open_skills.py), except for short prompts."""
-    short = tokens is not None and tokens < LONG
-    return output.progress(label, unit, hidden=short or hidden, later=later)
-
-
 class _StreamedText:
     """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
@@ -343,7 +330,7 @@ class AnswerPrinter:
                     self.end_reasoning(thought.text, thought.stopped, event.settings.think, workspace)
                 self.end_answer(event.text, event.stopped, workspace)
 
-        return Callbacks(on_event, partial(watch, hidden=self._json))
+        return Callbacks(on_event, output.progress)
 
     def reasoning(self, text: str) -> None:
         if self._streams and self._options["think"]:  # a model may also reason without a request

@@ -260,7 +260,7 @@ def _damage() -> Iterator[str]:
     read = size = 0
     with suppress(NotesError):  # a folder that cannot be read is a problem
         size = sum(file.nbytes for file in library_files(paths.library))
-    with output.progress("checking", "MB") as update:
+    with output.progress("checking", unit="MB") as update:
 
         def on_read(nbytes: int) -> None:
             nonlocal read
