@@ -24,7 +24,6 @@ from notes_cli.commands.options import (
     SESSIONS,
     Number,
     answers_of,
-    errata_of_skills,
     errata_with_skills,
     json_option,
     model_options,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
 @option("-p --prompt TEXT", "The question, instead of QUESTION.", once=True, rare=True)
 @option("-f --file FILE", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE)
 @option("--session NAME", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS)
-@question_options(errata={"callback": errata_of_skills})
+@question_options()
 @option("--explain", "Dry run: each piece of the prompt, how it would be made, and why.", is_flag=True)
 @json_option
 @option("--no-stream", "Print the answer when it is complete.", rare=True, is_flag=True)

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import (
-    SESSIONS,
-    Number,
-    errata_of_skills,
-    model_options,
-    named,
-    open_model,
-    without_memory,
-)
+from notes_cli.commands.options import SESSIONS, Number, model_options, named, open_model, without_memory
 from notes_cli.commands.remedies import worded
 from notes_cli.commands.request import AnswerPrinter, question_options
 from notes_cli.commands.terminal import Command, standard_input
@@ -41,9 +33,7 @@ A line that ends with \\ goes on in the next one."""
 @click.command(cls=Command)
 @click.argument("name", required=False, shell_complete=SESSIONS)
 @question_options(
-    *QUESTION,
-    errata={"callback": errata_of_skills},
-    max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024},
+    *QUESTION, max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024}
 )
 @model_options
 def command(name: str | None, **given: Any) -> None:

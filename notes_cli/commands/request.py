@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, named, without_memory
+from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, errata_of_skills, named, without_memory
 from notes_cli.commands.terminal import Decorated, piped_text, read_text, row
 from notes_cli.errors import NotesError, Notice
 
@@ -61,6 +61,7 @@ _QUESTION = {
         "--erratum FIELD=VALUE",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
         "free text, before the question. Repeatable; of a field the last one wins.",
+        callback=errata_of_skills,
         shell_complete=FIELD_VALUES,
         multiple=True,
     ),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import Number, choose_model, errata_of_skills, model_options, named, open_workspace
+from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, flag_of, option
 from notes_cli.errors import NotesError, reason
@@ -82,10 +82,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "splice",
     "errata",
     splice={"help": "A skill for each request that names none and no session: a compiled one, or a text. Repeatable."},
-    errata={
-        "callback": errata_of_skills,
-        "help": "A correction for these requests, as in notes ask, where they have none. Repeatable.",
-    },
+    errata={"help": "A correction for these requests, as in notes ask, where they have none. Repeatable."},
 )
 @option("--alias NAME", "What clients may call the model. Repeatable.", name="aliases", multiple=True)
 @option(
