@@ -39,16 +39,6 @@ def refuse(notes: Notes, home: Path) -> Callable[..., str]:
 Refuse = Callable[..., str]
 
 
-def test_not_a_gguf(refuse: Refuse, compiled: Path, tmp_path: Path) -> None:
-    """An empty file and a truncated GGUF: each has its error. (A text and a folder: tests/messages.yaml.)"""
-    (tmp_path / "empty.gguf").write_bytes(b"")
-    (tmp_path / "half.gguf").write_bytes(b"GGUF" + bytes(100))
-    for name, message in (("empty", "not a GGUF file"), ("half", "llama.cpp cannot load this model")):
-        assert message in refuse("ask", "Why?", "-m", tmp_path / f"{name}.gguf")
-    for folder in (".", "./", "/"):  # paths without a name
-        assert "is a folder" in refuse("ask", "Why?", "--splice", "returns", "-m", folder)
-
-
 def test_a_file_of_the_library_with_another_skill(refuse: Refuse, notes: Notes, compiled: Path, tmp_path: Path) -> None:
     """A segment under a wrong name is never spliced, and is listed with the problem."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
