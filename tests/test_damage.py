@@ -20,7 +20,7 @@ from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import Generated
+from notes_cli.sessions.state import Part
 
 from .conftest import MakeModel, MakeSegment
 from .library.test_container import NAMES, Samples, bits, same, samples
@@ -97,7 +97,7 @@ def begun(tmp_path: Path, make_segment: MakeSegment) -> SessionFolder:
         segment = replace(make_segment(3), identity=HEADER.identity, text="", fields=())
         files = {stored.next_rows.name: write_segment(stored.next_rows, segment)}
         state, tokens = asked("Why?"), segment.tokens.tolist()
-        turn = replace(state.conversation[0], answer=(Generated((tokens[2],)),))
+        turn = replace(state.conversation[0], answer=(Part((tokens[2],)),))
         stored.commit("turn", "Why?", replace(state, tokens=tokens, conversation=(turn,)), files, HEADER)
     return stored
 
