@@ -63,24 +63,13 @@ def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path) -> 
             assert "has a vocabulary of 259" in refuse("ask", "Why?", "--splice", compiled, *options)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "longer", "head flipped", "tokens flipped", "rows flipped", "empty"])
-def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str) -> None:
-    """A single wrong bit anywhere, a byte too few or too many: refused by name and by path."""
-    data = bytearray(compiled.read_bytes())
-    if damage == "truncated":
-        del data[-1:]
-    elif damage == "longer":
-        data += b"\0"
-    elif damage == "empty":
-        data.clear()
-    else:
-        tokens = peek(compiled).tokens[:8].tobytes()
-        at = {"head": data.index(b"gold"), "tokens": data.index(tokens), "rows": len(data) - 1000}
-        data[at[damage.split()[0]]] ^= 4
-    compiled.write_bytes(data)
-    for command in (("ask", "Why?", "--splice", "returns"), ("verify", compiled), ("inspect", "returns")):
-        error = refuse(*command)
-        if damage != "empty":
+def test_a_damaged_segment(refuse: Refuse, compiled: Path) -> None:
+    """A wrong bit in its head, its tokens or its rows: refused by name and by path. (Any byte: tests/library.)"""
+    sound = compiled.read_bytes()
+    for at in (sound.index(b"gold"), sound.index(peek(compiled).tokens[:8].tobytes()), len(sound) - 1000):
+        compiled.write_bytes(sound[:at] + bytes([sound[at] ^ 4]) + sound[at + 1 :])
+        for command in (("ask", "Why?", "--splice", "returns"), ("verify", compiled), ("inspect", "returns")):
+            error = refuse(*command)
             assert str(compiled) in error and "damaged" in error and "Compile it again" in error
 
 
