@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,41 +135,31 @@ def pull_command(name: str, dry_run: bool, json_: bool) -> None:
       notes pull unsloth/Qwen3-4B-GGUF:Q8_0 --dry-run
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
-    from notes_cli.library.download import choose, fetch
+    from notes_cli.library.download import choose, fetch, is_genuine, pull_smollm2
     from notes_cli.library.models import SMOLLM2
 
+    path: Path | None = None
+    files: tuple[str, ...] = (SMOLLM2.file,)
     if name.casefold() == SMOLLM2.name:
-        _pull_smollm2(dry_run, json_)
-        return
-    choice = choose(name)
-    size = output.human_size(choice.size)
-    many = "" if len(choice.files) == 1 else f" in {len(choice.files)} files"
-    output.remark(f"{choice.name}: {size}{many}")
-    path = None if dry_run else fetch(choice, show=output.watched())
-    _print(choice.name, choice.files, choice.size, path, json_)
-
-
-def _pull_smollm2(dry_run: bool, json_: bool) -> None:
-    from notes_cli.library.download import is_genuine, pull_smollm2
-    from notes_cli.library.models import SMOLLM2
-
-    folder = config.paths().models
-    path = SMOLLM2.find(folder)
-    installed = path is not None and is_genuine(path)
-    output.remark(f"smollm2: {'it is there already' if installed else output.human_size(SMOLLM2.size)}")
-    if not installed:
-        path = None if dry_run else pull_smollm2(folder, show=output.watched())
-    _print(SMOLLM2.name, (SMOLLM2.file,), SMOLLM2.size, path, json_)
-
-
-def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, json_: bool) -> None:
-    """Print the file, or without a path the files that would be downloaded."""
+        folder = config.paths().models
+        name, size = SMOLLM2.name, SMOLLM2.size
+        if (there := SMOLLM2.find(folder)) is not None and is_genuine(there):
+            path = there
+        download = partial(pull_smollm2, folder)
+    else:
+        choice = choose(name)
+        name, files, size = choice.name, choice.files, choice.size
+        download = partial(fetch, choice)
+    what = output.human_size(size) if path is None else "it is there already"
+    output.remark(f"{name}: {what}{f' in {len(files)} files' if len(files) > 1 else ''}")
+    if path is None and not dry_run:
+        path = download(show=output.watched())
     if json_:
         facts = {"name": name, "files": list(files), "bytes": size}
         output.as_json({"version": 1, **facts, "path": None if path is None else str(path)})
     elif path is not None:
         output.data(str(path))
         output.say(f"Ask it with: -m {name}")
-    else:
+    else:  # those that would be downloaded
         for file in files:
             output.data(file)
