@@ -43,7 +43,7 @@ from notes_cli.commands.request import (
     read_constraints,
     request_of,
 )
-from notes_cli.commands.terminal import Command, option, standard_input
+from notes_cli.commands.terminal import Command, converted, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
 from notes_cli.text.names import human_time
@@ -381,19 +381,12 @@ def _value(key: str, value: Any) -> Any:
         return value if isinstance(value, bool) else _refuse(key, value, "true or false")
     if isinstance(option.type, Number):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return _convert(option, key, value) if number else _refuse(key, value, "a number")
+        return converted(option, value, key) if number else _refuse(key, value, "a number")
     if not isinstance(value, str):
         _refuse(key, value, "a string")
     if key == "grammar" and "::=" not in value:
         raise NotesError("grammar must be a grammar, not the name of a file", 'Write rules: root ::= "yes" | "no"')
-    return value if key == "question" else _convert(option, key, value)
-
-
-def _convert(option: click.Parameter, key: str, value: Any) -> Any:
-    try:
-        return option.type.convert(value, None, None)
-    except click.BadParameter as error:
-        raise NotesError(f"{key}: {error.message}") from error
+    return value if key == "question" else converted(option, value, key)
 
 
 def _refuse(key: str, value: Any, wanted: str) -> Any:

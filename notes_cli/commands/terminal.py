@@ -225,15 +225,13 @@ def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]
 
 
 def defaults_of(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of config.yaml by parameter of the command. They are named like flags: `ctx-size: 8192`. Raises
+    """Return settings of config.yaml by parameter of the command. They are named like flags: `ctx-size`. Raises
     NotesError for an invalid value."""
-    settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
     defaults = {}
     for parameter in command.params:
-        for flag in parameter.opts:
-            key = flag.lstrip("-").replace("-", "_")
+        for key in (flag.lstrip("-") for flag in parameter.opts):
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key])
+                defaults[parameter.name] = _default(parameter, key, settings[key])
     return defaults
 
 
@@ -244,12 +242,17 @@ def _default(option: click.Option, key: str, value: Any) -> Any:
         raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
     if not all(values):
         raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
-    try:
-        for item in values:
-            option.type.convert(item, None, None)
-    except click.BadParameter as error:
-        raise NotesError(f"{key} in config.yaml: {error.message}") from error
+    for item in values:
+        converted(option, item, f"{key} in config.yaml")
     return values if option.multiple else value
+
+
+def converted(option: click.Parameter, value: Any, where: str) -> Any:
+    """Return a value as the option has it on the command line. Raises NotesError for an invalid one."""
+    try:
+        return option.type.convert(value, None, None)
+    except click.BadParameter as error:
+        raise NotesError(f"{where}: {error.message}") from error
 
 
 MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory
