@@ -214,19 +214,18 @@ def keys_of(command: click.Command) -> set[str]:
     return {flag.lstrip("-") for option in options for flag in option.opts}
 
 
-def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
-    """Return the settings of config.yaml for the command `name`: those under its name override those for all."""
+def defaults_of(
+    command: click.Command, name: str, config: Mapping[str, Any], commands: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of config.yaml for the command `name`, by parameter: those under its name override those for
+    all. They are named like flags: `ctx-size: 8192`. Raises NotesError for an invalid value."""
     from notes_cli.config import by_flag  # --help needs none
 
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
-    specific = specific if isinstance(specific, dict) else {}
-    return by_flag(common, "config.yaml") | by_flag(specific, f"{name} in config.yaml")
-
-
-def defaults_of(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of config.yaml by parameter of the command. They are named like flags: `ctx-size`. Raises
-    NotesError for an invalid value."""
+    settings = by_flag(common, "config.yaml")
+    if isinstance(specific, dict):
+        settings |= by_flag(specific, f"{name} in config.yaml")
     defaults = {}
     for parameter in command.params:
         for key in (flag.lstrip("-") for flag in parameter.opts):
