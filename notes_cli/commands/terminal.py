@@ -70,10 +70,13 @@ def option(
 ) -> Callable[[Decorated], Decorated]:
     """Return a decorator for an option with these flags, a word for its value after them, and this text in help.
     `how`: for click and `cls`."""
-    words, value = flags.split(), None
-    if not words[-1].startswith("-"):
-        value = words.pop()
-    return click.option(*words, *([name] if name else []), cls=cls, **{"help": text, "metavar": value, **how})
+    value = next((word for word in flags.split() if not word.startswith("-")), None)
+    return click.option(
+        *flags.removesuffix(f" {value}").split(),
+        *([name] if name else []),
+        cls=cls,
+        **{"help": text, "metavar": value, **how},
+    )
 
 
 row = partial(partial, option)  # an option in a table, to be applied later
