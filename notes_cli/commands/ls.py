@@ -58,8 +58,9 @@ _RIGHT = ("tokens", "size", "uses")
     default="name",
 )
 @option("-q --quiet", "Names only, one a line.", is_flag=True)
+@option("--learned", "The texts that servers have learned by themselves.", is_flag=True)
 @json_option
-def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
+def ls_command(long: bool, sort: str, quiet: bool, learned: bool, json_: bool) -> None:
     """List compiled skills, and which of them are out of date: because the text has changed or its file is gone, they
     are for another model than the settings name, or were written in another format. No model is loaded;
     `notes compile --stale` looks closer, and compiles them again.
@@ -70,7 +71,7 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
       notes ls --long --sort used
       notes ls -q | xargs notes rm
     """
-    store = library()
+    store = library(learned=learned)
     rows = sorted(_files(store), key=SORTS[sort], reverse=sort != "name")
     if quiet:
         for name in dict.fromkeys(facts["name"] for facts in rows):
@@ -88,6 +89,8 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
             output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{prefill}")
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
+    elif learned:
+        output.say(f"no server has learned a text yet, in {store.folder}")
     else:
         how = "Compile one: notes compile FILE, or a sample: notes compile store-handbook"
         output.say(f"no compiled skills yet in {store.folder}. {how}")

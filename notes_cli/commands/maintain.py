@@ -45,6 +45,7 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 @option("--stale", "Those whose text has changed or whose file is gone, and damaged ones.", is_flag=True)
 @option("--older-than AGE", "What was not used, nor compiled, for so long: 30d, 12h.", type=with_unit(parse_age))
 @option("--max-size SIZE", "The least recently used, until all take no more: 20GB.", type=with_unit(parse_size))
+@option("--learned", "All texts that servers have learned by themselves.", is_flag=True)
 @option("--dry-run", "Show what would be removed, and remove nothing.", is_flag=True)
 @option("-y --yes", "Do not ask, as it does of what is not named.", is_flag=True)
 @json_option
@@ -53,6 +54,7 @@ def rm_command(
     stale: bool,
     older_than: float | None,
     max_size: int | None,
+    learned: bool,
     dry_run: bool,
     yes: bool,
     json_: bool,
@@ -74,11 +76,13 @@ def rm_command(
     """
     from notes_cli.library import check
 
-    store = library()
+    store = library(learned=learned)
     files = check.library_files(store.folder)
     stayed: list[LibraryFile] = []
-    if bool(names) == (stale or older_than is not None or max_size is not None):
-        raise click.UsageError("give the NAMEs of skills, or say which: --stale, --older-than AGE or --max-size SIZE")
+    chosen = stale or older_than is not None or max_size is not None
+    if bool(names) + chosen + learned != 1:
+        which = "--stale, --older-than AGE, --max-size SIZE, or --learned alone"
+        raise click.UsageError(f"give the NAMEs of skills, or say which: {which}")
     if names:
         names = tuple(dict.fromkeys(map(typed, names)))
         for name in names:  # all or nothing: a typing error removes nothing
@@ -88,7 +92,7 @@ def rm_command(
         for name in () if dry_run else names:
             store.remove(name)
     else:
-        outdated = _outdated(files) if stale else []
+        outdated = files if learned else _outdated(files) if stale else []
         removed, stayed = check.select_files(files, outdated, older_than, max_size)
         for file in stayed:
             output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")

@@ -385,10 +385,14 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
         yield stack.enter_context(workspace)
 
 
-def library() -> Library:
+def library(*, learned: bool = False) -> Library:
+    """Return the library, or that of the texts that servers have learned."""
+    from notes_cli.library.segment_files import LEARNED
+    from notes_cli.library.store import Library
     from notes_cli.runtime import naming
 
-    return naming.library()
+    own = naming.library()
+    return Library(own.folder / LEARNED) if learned else own
 
 
 def compiled_files(name: str) -> list[Path]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from notes_cli.serve.upstream import Target
 
 # Parameters that are Options of the server, too.
-SAME = ("host", "origins", "page", "forms", "splice", "errata", "reuse", "parallel", "queue", "max_tokens", "chunk")
+SAME = ("host", "origins", "page", "splice", "errata", "reuse", "parallel", "queue", "max_tokens", "chunk")
 # Parameters that need no model of this server.
 WITH_UPSTREAM = (
     *("host", "port", "max_body", "keys", "origins", "drain", "verbose", "splice", "errata"),
@@ -45,11 +45,11 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @option("--chunk", "Tokens of prompts to decode in a step.", rare=True, type=Number(1), default=256)
 @option(
     "--cache-ram",
-    "MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
-    "at most 8192]",
+    "MiB for prompts beyond the context, and for learned texts.  [default: 1/4 of what is free, at most 8192]",
     rare=True,
     type=Number(0),
 )
+@option("--no-learn", "Do not learn, while idle, the texts of prompts that recur.", rare=True, is_flag=True)
 @option(
     "--reuse",
     "Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
@@ -65,21 +65,9 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     multiple=True,
     envvar="NOTES_API_KEY",
 )
-@option(
-    "--cors-origin ORIGIN",
-    "A site whose pages may send requests (CORS). Repeatable.",
-    rare=True,
-    name="origins",
-    multiple=True,
-)
+@option("--cors-origin ORIGIN", "Sites whose pages may ask (CORS).", rare=True, name="origins", multiple=True)
 @option("--page/--no-page", "A web page at /.  [default: --page]", rare=True, default=True, show_default=False)
-@option(
-    "--forms/--no-forms",
-    "Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
-    rare=True,
-    default=True,
-    show_default=False,
-)
+@option("--no-forms", "Let no request restrict answers to a grammar or a JSON schema.", rare=True, is_flag=True)
 @question_options(
     "splice",
     "errata",
@@ -144,8 +132,10 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
         **{name: given[name] for name in SAME},
         keys=tuple(key.strip() for key in keys),
         body=given["max_body"] << 20,
+        forms=not given["no_forms"],
         verbose=bool(given["verbose"]),
         cache_ram=given["cache_ram"] and given["cache_ram"] << 20,
+        learn=not given["no_learn"],
     )
     scheduler = None
     if upstream is not None:

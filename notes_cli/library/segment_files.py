@@ -85,6 +85,7 @@ def compile_checkpoints(folder: Path) -> Iterator[Path]:
 
 
 LOCKS = ".locks"
+LEARNED = "learned"  # folder of the texts that servers have learned, a library of its own
 
 
 def lock_of(path: Path) -> Path:

@@ -33,7 +33,7 @@ from notes_cli.errors import NotesError
 from notes_cli.library import check
 from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.library.safe_files import make_private
-from notes_cli.library.segment_files import mark_use, segment_files
+from notes_cli.library.segment_files import LEARNED, mark_use, segment_files
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefix_cache import Layout
 from notes_cli.runtime.scheduler import Job
@@ -41,7 +41,6 @@ from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, T
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.messages import TextPart
 
-FOLDER = "learned"  # in that of the library
 DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
 LONG = 256  # tokens of a block that is learned when it comes the first time
@@ -163,7 +162,7 @@ class Learned:
         """`budget`: bytes in memory."""
         self._workspace, self._budget = workspace, budget
         library = workspace.library
-        self._library = Library(library.folder / FOLDER) if isinstance(library, Library) else None
+        self._library = Library(library.folder / LEARNED) if isinstance(library, Library) else None
         self._lock = threading.Lock()  # guards the attributes below
         self._prompts: deque[tuple[Layout, str, int]] = deque(maxlen=WAITING)
         self._waiting: OrderedDict[tuple[str, bytes], Block] = OrderedDict()  # not computed; last: most recent

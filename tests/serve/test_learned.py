@@ -17,10 +17,11 @@ from reference import nmse
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import decode
+from notes_cli.library.segment_files import LEARNED
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import TextIndex, Texts
-from notes_cli.serve.learned import FOLDER, STEP, Learned, blocks_of, texts_of
+from notes_cli.serve.learned import STEP, Learned, blocks_of, texts_of
 from notes_cli.serve.prepare import Options
 from notes_cli.text.skill import Skill
 
@@ -142,7 +143,7 @@ def test_a_question_is_learned_the_second_time_and_stays_in_memory(home: Path, r
     with started(home, Options(learn=True), CONTEXT) as served:
         assert ask(served, THINGS[:2], "new")["near"] > 0
         assert ask(served, (), "newer", question=f"Look:\n\n{question}")["near"] == 0
-    texts = b"".join(path.read_bytes() for path in (home / "library" / FOLDER).glob("*.gguf"))
+    texts = b"".join(path.read_bytes() for path in (home / "library" / LEARNED).glob("*.gguf"))
     assert b"every chair" in texts and b"every sofa" not in texts
 
 
@@ -154,7 +155,7 @@ def test_salts_have_blocks_of_their_own(home: Path, served: Served) -> None:
     assert ask(served, THINGS[:3], "dirty", notes={"cache_salt": "one"})["near"] > 0
     wait(served)
     names = {block.name for block in learned(served)._blocks["one"]}
-    files = {path.name.split(".")[0] for path in (home / "library" / FOLDER).glob("*.gguf")}
+    files = {path.name.split(".")[0] for path in (home / "library" / LEARNED).glob("*.gguf")}
     assert names and files and all(block.path is None for block in learned(served)._blocks["one"])
 
 
@@ -162,7 +163,7 @@ def test_salts_have_blocks_of_their_own(home: Path, served: Served) -> None:
 def test_a_block_whose_file_is_lost_is_decoded(home: Path, served: Served, harm: str) -> None:
     ask(served, THINGS[:3])
     wait(served)
-    files = list((home / "library" / FOLDER).glob("*.gguf"))
+    files = list((home / "library" / LEARNED).glob("*.gguf"))
     assert files and all(path.stat().st_mode & 0o077 == 0 for path in files)
     for path in files:
         data = path.read_bytes()
@@ -280,4 +281,4 @@ def test_nothing_is_learned_where_it_is_off(home: Path) -> None:
         ask(served, THINGS[:3])
         assert served.scheduler.state.learned is None
         assert ask(served, THINGS[:3], "dirty")["near"] == 0
-    assert not (home / "library" / FOLDER).exists()
+    assert not (home / "library" / LEARNED).exists()
