@@ -38,7 +38,7 @@ ERRATA: tuple[Json, ...] = ({}, {"date": "2026-07-01"}, {"tier": "basic"})
 PATIENCE = 120.0  # seconds for one request
 LARGE = 2 << 20  # bytes of a text
 GROWTH = 1.15  # of the memory after the first fifth
-SERVE = ("-c", "4096", "--parallel", "16", "--queue", "64", "-ctk", "f32", "-ctv", "f32", "-t", "1")
+SERVE = ("-c", "4096", "--parallel", "16", "-ctk", "f32", "-ctv", "f32", "-t", "1")
 
 
 @dataclass

@@ -81,7 +81,7 @@ def measure(model: Path) -> dict[str, Any]:
 
     for tasks in load_tasks():
         text = load_skill(SKILLS / tasks.skill).text
-        with TemporaryDirectory() as home, closing(DecodeThread(opened, Options(learn=True))) as server:
+        with TemporaryDirectory() as home, closing(DecodeThread(opened, Options(reuse="learned"))) as server:
             server.start()
             server.ready.result()
             ask(server, text, 27, tasks.questions[0].ask)

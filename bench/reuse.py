@@ -170,7 +170,7 @@ def wait_until_learned(scheduler: DecodeThread) -> None:
 def counts(model: Path, agent: Agent, way: str) -> Iterator[tuple[str, int, int]]:
     """Yield each change, the decoded tokens of the prompt after it, and all of its tokens. `way`: how much is reused,
     "learned" after idle time, or "compiled": the system text, in blocks by its headings, and the tools are compiled."""
-    reuse = "near" if way == "near" else "compiled"
+    reuse = "compiled" if way == "nothing" else way
     with TemporaryDirectory() as home:
 
         def opened() -> Workspace:
@@ -181,7 +181,7 @@ def counts(model: Path, agent: Agent, way: str) -> Iterator[tuple[str, int, int]
                 compile_to_library(workspace, Skill("system", "", agent.system, (), "-"), blocks="headings")
                 tools = ToolSet("tools", in_order(agent.tools), "-")
                 compile_to_library(workspace, skill_of(workspace, tools))
-        scheduler = DecodeThread(opened, Options(learn=way == "learned"))
+        scheduler = DecodeThread(opened, Options(reuse="learned" if way == "learned" else "compiled"))
         with closing(scheduler):
             scheduler.start()
             scheduler.ready.result()

@@ -19,6 +19,7 @@ from bench.faults.frame import ACCEPTED, Kind, chance, check
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.models import SMOLLM2
+from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.request import Prefilled, Text
 from notes_cli.runtime.workspace import Workspace
@@ -33,7 +34,7 @@ Json = dict[str, Any]
 NAME = "policy"
 PROMPTS = 4  # of a story
 CONTEXT = 8192
-WAYS = ("compiled", "near", "learned")  # by which the text is known before it is changed
+WAYS: tuple[Reuse, ...] = ("compiled", "near", "learned")  # by which the text is known before it is changed
 SURE = 0.8  # probability of the exact answer's first token; a decision nearer to a tie is not judged
 LEVEL = world.Level(
     skills=(1, 3), rules=(1, 3), fillers=(0, 3), heading=1.0, kinds=("table", "date", "amount"), near=0.0, sample=1.0
@@ -185,11 +186,11 @@ EDITS: tuple[Callable[[Story, str, str, str], list[Json]], ...] = (
 class Answers:
     """A server's threads without the server, on one model."""
 
-    def __init__(self, home: Paths, model: Any, learn: bool) -> None:
+    def __init__(self, home: Paths, model: Any, reuse: Reuse) -> None:
         def opened() -> Workspace:
             return Workspace(model, ContextOptions(n_ctx=CONTEXT, n_threads=1), paths=home)
 
-        self.decoding = DecodeThread(opened, Options(parallel=4, cache_ram=1 << 28, names=("model",), learn=learn))
+        self.decoding = DecodeThread(opened, Options(parallel=4, cache_ram=1 << 28, names=("model",), reuse=reuse))
         self.decoding.start()
         self.workspace = self.decoding.ready.result(60)
 
@@ -230,16 +231,16 @@ class Stale(Kind):
         self.model = model
         self.home = self.folder()
         self.counts = self.home / "counts"
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[Reuse, Answers] = {}
 
     def judge(self, number: int) -> str:
         if not self.answers:  # in the process that judges: threads do not survive a fork
             path = shipped_model() if self.model == "notes-tiny" else SMOLLM2.find(self.home)
             homes = {way: Paths.under(self.home / way) for way in WAYS}
-            self.answers = {way: Answers(homes[way], path, way == "learned") for way in WAYS}
+            self.answers = {way: Answers(homes[way], path, way) for way in WAYS}
         rng, way, stale = chance(self.seed, number), WAYS[number % len(WAYS)], list[str]()
         story, answers = Story(rng), self.answers[way]
-        how = {"reuse": "near" if way == "near" else "compiled", "cache_salt": "" if way == "compiled" else f"{number}"}
+        how = {"reuse": way, "cache_salt": "" if way == "compiled" else f"{number}"}
         old = story.text(story.values)
         before = [system(old, policies.PLAIN[0].format(topic=story.rules[0][1].topic))]  # prompts; the compiled text
         self.show(before, way, how)
@@ -266,7 +267,7 @@ class Stale(Kind):
         check(not stale, "; ".join(stale))
         return ACCEPTED
 
-    def show(self, before: list[list[Json]], way: str, how: Json) -> None:
+    def show(self, before: list[list[Json]], way: Reuse, how: Json) -> None:
         """Compile the text of the first prompt, or ask all prompts."""
         answers = self.answers[way]
         if way == "compiled":
@@ -276,7 +277,9 @@ class Stale(Kind):
             if way == "learned":
                 answers.learn()
 
-    def again(self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], way: str, how: Json) -> str:
+    def again(
+        self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], way: Reuse, how: Json
+    ) -> str:
         """Return the answer if one line is replaced by another in all that came before."""
         changed = [[{**one, "content": one["content"].replace(*lines)} for one in prompt] for prompt in before]
         how = {**how, "cache_salt": f"{how['cache_salt']} again" if way != "compiled" else ""}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from notes_cli.serve.upstream import Target
 
 # Parameters that are Options of the server, too.
-SAME = ("host", "origins", "page", "splice", "errata", "reuse", "parallel", "queue", "max_tokens", "chunk")
+SAME = ("host", "origins", "page", "splice", "errata", "reuse", "parallel", "max_tokens")
 # Parameters that need no model of this server.
 WITH_UPSTREAM = (
     *("host", "port", "max_body", "keys", "origins", "drain", "verbose", "splice", "errata"),
@@ -40,22 +40,20 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @option("--host NAME", "Where to listen.", default="127.0.0.1")
 @option("--port", "Where to listen, 0: any that is free.", type=Number(0, 65535), default=8080)
 @option("--parallel", "Answers at a time.", type=Number(1, 64), default=16)
-@option("--queue", "Requests that may wait; others get 429.", rare=True, type=Number(0), default=128)
 @option("--max-tokens", "Tokens of an answer at most.  [default: until the context ends]", rare=True, type=Number(1))
-@option("--chunk", "Tokens of prompts to decode in a step.", rare=True, type=Number(1), default=256)
 @option(
     "--cache-ram",
     "MiB for prompts beyond the context, and for learned texts.  [default: 1/4 of what is free, at most 8192]",
     rare=True,
     type=Number(0),
 )
-@option("--no-learn", "Do not learn, while idle, the texts of prompts that recur.", rare=True, is_flag=True)
 @option(
     "--reuse",
-    "Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
+    "Of a changed prompt: nothing (exact), compiled texts, also those learned by the server while idle, also "
+    "parts of earlier prompts.",
     rare=True,
-    type=click.Choice(("exact", "compiled", "near")),
-    default="compiled",
+    type=click.Choice(("exact", "compiled", "learned", "near")),
+    default="learned",
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
 @option(
@@ -135,7 +133,6 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
         forms=not given["no_forms"],
         verbose=bool(given["verbose"]),
         cache_ram=given["cache_ram"] and given["cache_ram"] << 20,
-        learn=not given["no_learn"],
     )
     scheduler = None
     if upstream is not None:

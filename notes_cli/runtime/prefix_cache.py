@@ -258,10 +258,11 @@ def default_budget() -> int:
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
 # How much a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts
-# (runtime/token_runs.py); "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
-Reuse = Literal["exact", "compiled", "near"]
+# (runtime/token_runs.py), "learned": also of learned ones (serve/learned.py); "near": also of cached prompts. With the
+# lowest origin of K/V that it continues.
+Reuse = Literal["exact", "compiled", "learned", "near"]
 REUSES: tuple[Reuse, ...] = get_args(Reuse)
-LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
+LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "learned": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
 

@@ -56,6 +56,7 @@ TURN = 2048  # answer tokens that are reserved at first where an answer cannot b
 SPARE = 128  # tokens that bound the template's text in a session's turn
 SENTENCE = 32  # tokens that bound the wording around an erratum
 MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
+LEARNS = ("learned", "near")  # of the modes of `reuse`
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
 
@@ -80,7 +81,6 @@ class Options:
     max_tokens: int | None = None  # of an answer; None: until the context is full
     chunk: int = 256  # prompt tokens that are prefilled per step
     cache_ram: int | None = None  # bytes for evicted prefixes and learned blocks; None: a share of the free memory
-    learn: bool = False  # learn blocks of prompts while idle (learned.py)
 
     @property
     def requests(self) -> int:
@@ -328,7 +328,8 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
     if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
-    compiled += state.learned.with_runs(layout, request.salt) if state.learned else ()
+    if state.learned and reuse in LEARNS:
+        compiled += state.learned.with_runs(layout, request.salt)
     return replace(layout, reuse=reuse, compiled=compiled)
 
 

@@ -31,7 +31,7 @@ from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.learned import Learned
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.serve.prepare import Options, ServerState, prepare
+from notes_cli.serve.prepare import LEARNS, Options, ServerState, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SegmentCache
 
@@ -270,7 +270,7 @@ class DecodeThread:
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, options.parallel + idle)
         cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
-        learned = Learned(workspace, cache_ram // 4) if options.learn else None
+        learned = Learned(workspace, cache_ram // 4) if options.reuse in LEARNS else None
         cache_ram -= cache_ram // 4 if learned else 0
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget

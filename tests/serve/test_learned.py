@@ -50,7 +50,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def served(home: Path) -> Iterator[Served]:
-    with started(home, Options(learn=True), CONTEXT) as found:
+    with started(home, Options(reuse="learned"), CONTEXT) as found:
         yield found
 
 
@@ -133,14 +133,14 @@ def test_tools_in_another_order_beside_a_new_one(served: Served) -> None:
 def test_a_question_is_learned_the_second_time_and_stays_in_memory(home: Path, restart: bool) -> None:
     """System texts are in files, and there after a restart; what a user writes is not."""
     question = part("sofa", 8)
-    with started(home, Options(learn=True), CONTEXT) as served:
+    with started(home, Options(reuse="learned"), CONTEXT) as served:
         ask(served, THINGS[:2], question=question)
         ask(served, THINGS[:2], "dirty", question=question)
         wait(served)
         if not restart:
             assert ask(served, (), "new", question=f"Look:\n\n{question}")["near"] > 0
             return
-    with started(home, Options(learn=True), CONTEXT) as served:
+    with started(home, Options(reuse="learned"), CONTEXT) as served:
         assert ask(served, THINGS[:2], "new")["near"] > 0
         assert ask(served, (), "newer", question=f"Look:\n\n{question}")["near"] == 0
     texts = b"".join(path.read_bytes() for path in (home / "library" / LEARNED).glob("*.gguf"))
