@@ -123,8 +123,8 @@ def test_a_damaged_snapshot_is_read(begin: Callable[..., SessionFolder]) -> None
 
 
 def test_a_damaged_archive_is_imported(begin: Callable[..., SessionFolder], tmp_path: Path) -> None:
-    """All of it: the K/V, too, also if it is another session's of the same tokens; nothing is left of one that is
-    refused."""
+    """All of it, and each snapshot in it; the K/V, too, also if it is another session's of the same tokens. Nothing is
+    left of one that is refused."""
     begun, sessions, path = begin("mine"), Sessions(tmp_path / "imported"), tmp_path / "mine.tar"
     path.write_bytes(archived(begun))
     assert begun.snapshot
@@ -137,8 +137,9 @@ def test_a_damaged_archive_is_imported(begin: Callable[..., SessionFolder], tmp_
             sessions.remove(name)
         return load(sessions, io.BytesIO(path.read_bytes()), str(path), "mine")
 
+    parts = [("0001.gguf", others["0001.gguf"]), *(("0001.json", wrong) for wrong in damaged(own["0001.json"], 80))]
     check(
-        *(path, str(path), 120, read),
+        *(path, str(path), 50, read),
         lambda found: found.snapshot == exported and (found.folder / "0001.gguf").read_bytes() == own["0001.gguf"],
-        [packed({**own, name: others[name]}) for name in ("0001.gguf", "0001.json")],
+        [packed({**own, name: wrong}) for name, wrong in parts],
     )
