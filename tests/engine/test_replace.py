@@ -25,7 +25,6 @@ from notes_cli.errors import EngineError, UnsupportedError
 from notes_cli.explanations import why
 
 from ..conftest import MakeModel
-from ..refused import refused
 
 BOUND = {"f32": 1e-6, "f16": 1e-5}
 LEFT = np.arange(10, 18, dtype=np.int32)
@@ -197,27 +196,6 @@ def test_the_ledger_adds_up(
 
 
 # ---- refusals and failures
-
-
-@pytest.mark.parametrize("dry", [False, True])
-def test_changes_that_are_none(load: Load, dry: bool) -> None:
-    """None, outside of the sequence, of nothing, out of order, over each other: refused, and nothing changed."""
-    seq = KVSequence(load(), dry=dry)
-    seq.append(TEXT)
-    seq.flush()
-    alone = [[(-1, 2)], [(47, 49)], [(48, 49)], [(5, 5)], [(6, 5)]]
-    for spans in ([], *alone, [(9, 10), (8, 9)], [(8, 10), (9, 11)]):
-        with pytest.raises(EngineError, match="must ascend inside of the sequence, which has 48 tokens"):
-            seq.replace([Patch(*span, (1,)) for span in spans])
-        assert seq.tokens.tolist() == TEXT and [piece.tokens for piece in seq.pieces] == [48]
-
-
-def test_no_room_for_a_longer_value(load: Load) -> None:
-    seq = written(load(), [*TEXT, *[9] * 463])
-    rows = read(seq.context, 0, 511)
-    with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
-        seq.replace([LONGER])
-    assert len(seq) == 511 and same(read(seq.context, 0, 511), rows)
 
 
 @pytest.mark.parametrize("dry", [False, True])
