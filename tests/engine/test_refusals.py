@@ -36,6 +36,11 @@ def show(ctx: Context, position: int, count: int = 4, axes: Any = None, sequence
     ctx.decode_embeddings(sequence, position, np.ones((count, width), np.float32), axes)
 
 
+def move(ctx: Context, base: int, position: int, count: int) -> None:
+    if reason := ctx.can_move(base, position, count):
+        raise EngineError(reason)
+
+
 ROW_OF_FOUR = np.stack([np.zeros(4), np.zeros(4), np.arange(4)], axis=1).astype(np.int32)
 
 
@@ -82,6 +87,13 @@ def of_a_text(ctx: Context) -> Calls:
         calls += [(why, ctx.append, {0: ids}), (why, ctx.rewrite, 0, [1, 2], ids)]
         calls += [(why, ctx.splice, 0, 48, ids, pair, 0)]
         calls += [(why, ask, token) for ask in (ctx.model.token_bytes, ctx.model.ends)]
+    for far in (LAST, LAST + 1, 2**32, 2**32 + 8, 2**64, -1, -LAST - 2):  # some would wrap around to a number that is
+        calls += [("", ctx.splice, *to, TEXT, rows, base) for *to, base in ((0, far, 0), (0, 48, far), (far, 48, 0))]
+        calls += [("", partial(ctx.read, base=to), *of, 8) for *of, to in ((0, far, 0), (0, 0, far), (far, 0, 0))]
+        calls += [("", ctx.rewrite, *at, [token]) for *at, token in ((0, [far], 1), (far, [1], 1), (0, [1], far))]
+        calls += [("", ctx.append, {far: TWO}), ("", ctx.append, {0: [far]}), ("", ctx.truncate, far, 0)]
+        calls += [("", move, ctx, *one) for one in ((0, far, 8), (far, 0, 8), (0, 1, far))]
+        calls += [("", ctx.length, far), *([("", ctx.truncate, 0, far)] if far < 0 else [])]
     return calls
 
 
