@@ -20,7 +20,6 @@ from reference import decode, distance, edit_in_place, nmse, open_context
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3"]
@@ -205,40 +204,6 @@ def test_strided_tokens_are_read_as_they_stand(model: Model) -> None:
             ctx.rewrite(0, list(range(10)), tokens)
         rows = (ctx.read(0, 0, 10, base=0, dtype="f32") for ctx in (strided, plain))
         assert distance(*rows) == 0
-
-
-# Interrupts, closing, and several sequences in one context.
-
-
-def interrupted(method: Callable[..., None]) -> Callable[..., None]:
-    """A method that does its work and is then interrupted, as ctypes is: after the call."""
-
-    def call(*arguments: object, **options: object) -> None:
-        method(*arguments, **options)
-        raise KeyboardInterrupt
-
-    return call
-
-
-def test_logits_after_an_interrupt_and_after_truncation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token has a row but its logits are gone: it is decoded once more, to the same logits. An interrupted
-    lookahead leaves no rows."""
-    with open_context(model) as ctx:
-        sequence = KVSequence(ctx)
-        sequence.append(SKILL)
-        expected = sequence.logits()
-        with monkeypatch.context() as patch:
-            patch.setattr(ctx, "append", interrupted(ctx.append))
-            with pytest.raises(KeyboardInterrupt):
-                sequence.lookahead(QUESTION)
-            assert ctx.length(0) == len(sequence) == 48
-            sequence.append(QUESTION)
-            with pytest.raises(KeyboardInterrupt):
-                sequence.flush()
-        assert ctx.length(0) == 54
-        sequence.logits()
-        sequence.truncate(48)
-        assert nmse(sequence.logits(), expected) < 1e-9
 
 
 def test_threads_that_cannot_be_had_are_done_without(make_model: Callable[..., Path]) -> None:

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from reference import distance, nmse, same, stopping
+from reference import distance, nmse, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
-from notes_cli.explanations import why
 
 from ..conftest import MakeModel
 
@@ -150,51 +149,6 @@ def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) 
     assert goes_on_right(seq, "f16")
 
 
-patches = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 4), st.lists(st.integers(0, 255), max_size=6)), min_size=1, max_size=4
-)
-
-
-@given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
-@example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second is at position 0 then
-@example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as do unchanged tokens
-@settings(max_examples=40)
-def test_the_ledger_adds_up(
-    load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
-) -> None:
-    """Any changes, also across a seam: tokens and pieces agree, also of a dry sequence, and undoing works."""
-    changes: list[Patch] = []
-    for gap, length, tokens in gaps:
-        first = gap + (changes[-1].last if changes else 0)
-        changes.append(Patch(first, first + length, tokens))
-    inside = {at for patch in changes for at in range(patch.first, patch.last)}
-    context = load()
-    context.append({0: np.array(TEXT, np.int32)})
-    rows = context.read(0, 8, 40, base=8)
-    segment = Segment("s", "", "", SKILL, 8, LEFT, (), context.identity("w"), rows)
-    context.clear()
-    seq, dry = KVSequence(context), KVSequence(context, dry=True)
-    for either in (seq, dry):
-        either.append(LEFT[:4])
-        either.splice(segment, seam=seam)
-        either.append([*LEFT[4:]], "question")
-        either.replace(changes, sorted(also - inside))
-    wanted = [*LEFT[:4], *SKILL, *LEFT[4:]]
-    for patch in reversed(changes):
-        wanted[patch.first : patch.last] = patch.tokens
-    assert seq.tokens.tolist() == wanted == dry.tokens.tolist() and seq.pieces == dry.pieces
-    for length in (len(seq), int(cut * len(seq))):
-        seq.truncate(length)
-        at = 0
-        for piece in seq.pieces:
-            assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
-            assert why(piece).count("recomputed in place") == bool(piece.rewritten)
-            at += piece.tokens
-        assert at == len(seq) == length
-    seq.append(ASK)
-    assert np.isfinite(seq.logits()).all() and context.length(0) == len(seq)
-
-
 # ---- refusals and failures
 
 
@@ -208,50 +162,6 @@ def test_what_cannot_be_moved_stays(load: Load, dry: bool) -> None:
         with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: "):
             seq.replace([LONGER])
         assert seq.tokens.tolist() == (TEXT * 6)[:length]
-
-
-CHANGES = {
-    "in place": [Patch(20, 22, (1, 2))],
-    "longer": [LONGER],
-    "shorter": [SHORTER],
-    "longer and shorter": [LONGER, SHORTER],  # as long as before, when all is moved
-    "at the start": [Patch(0, 2, (1,))],
-}
-
-
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
-    """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
-    seq = written(load())
-    with stopping(seq.context), pytest.raises(EngineError, match="the computation was stopped"):
-        seq.replace(changes)
-    kept = 48 if changes == CHANGES["in place"] else changes[0].first
-    assert seq.tokens.tolist() == TEXT[:kept] and seq.context.length(0) == kept
-    assert goes_on_right(seq, "f16")
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [("in place", "rewrite")]
-    + [(kind, call) for kind in list(CHANGES)[1:] for call in ("rewrite", "splice", "truncate", "read")],
-)
-def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before or after any step: the rows that the sequence reports are right, up to the change at least."""
-    seq, changes = written(load()), CHANGES[kind]
-    step = getattr(Context, call)
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.undo()
-        if when == "after":
-            step(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Context, call, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        seq.replace(changes)
-    assert seq.tokens.tolist() == TEXT[: 48 if call == "read" else changes[0].first]
-    assert goes_on_right(seq, "f16")
 
 
 def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from notes_cli.engine.context import Context, Pool
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
@@ -88,23 +87,6 @@ def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
 # Sequences.
 
 
-def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
-    """Closed or dropped: its rows are gone and the next one has its place."""
-    context = load(n_sequences=2, unified=True)
-    seq = written(context)
-    del seq
-    gc.collect()
-    for _ in range(5):
-        with written(context) as again:
-            assert again.seq_id == 0 and context.used == len(TEXT)
-    again.close()
-    assert context.used == 0 and context.options.n_sequences == 2
-    for use in (again.flush, again.logits, again.share, lambda: again.truncate(3), lambda: again.rewrite([3], [7])):
-        with pytest.raises(EngineError, match=r"given back|closed, or changed"):
-            use()
-    assert not again.intact
-
-
 def test_a_cleared_context_is_nobodys(load: Load) -> None:
     """The rows of a sequence are gone, which it reports, and a new one does not find them."""
     context = load()
@@ -135,69 +117,6 @@ def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pyte
 # Sharing.
 
 
-SEVERAL: dict[str, Any] = {"n_sequences": 4, "unified": True}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("llama", {}), *((kind, SEVERAL) for kind in ("llama", "gemma3", "lfm2"))]
-)
-def test_shared_rows_are_in_the_same_cells(load: Load, kind: str, options: dict[str, Any]) -> None:
-    """Shared rows count once; each sequence adds its own, and continues as it would alone. A context of one sequence
-    becomes one of several in one cache."""
-    context, alone = load(kind, **options), load(kind)
-    with written(context) as one, one.share() as two, two.share() as three:
-        assert context.used == len(TEXT) and same(rows(two), rows(one)) and same(rows(three), rows(one))
-        for seq, added in ((one, MORE), (two, MORE[:2]), (three, MORE[1:])):
-            seq.append(added)
-            logits = seq.logits()
-            with written(alone, TEXT + added) as wanted:
-                assert close(logits, wanted.logits())
-        assert context.used == len(TEXT) + 7
-        before = rows(three)
-        one.close()
-        two.close()
-        assert same(rows(three), before) and context.used == len(TEXT) + 2
-    assert context.used == 0
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None:
-    """In place, moved, truncated, written over: the other one is as it was, bit for bit."""
-    context = load(kind, n_sequences=2, unified=True)
-    with written(context) as one:
-        before = rows(one)
-        for change in (
-            lambda seq: seq.rewrite([3, 4, 20], MORE),
-            lambda seq: seq.replace([Patch(5, 7, (1, 2, 3, 4))]),
-            lambda seq: seq.truncate(10),
-            lambda seq: (seq.truncate(10), seq.append(MORE * 4), seq.flush()),
-        ):
-            with one.share() as two:
-                change(two)
-                assert same(rows(one), before) and (len(two) < 40 or not same(rows(two), before))
-                after = rows(two)
-                one.append(MORE)
-                one.flush()
-                assert same(rows(two), after)
-                one.truncate(len(TEXT))
-            assert same(rows(one), before) and context.used == len(TEXT)
-
-
-@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
-def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
-    """It continues in each as alone."""
-    context = load(kind, n_sequences=3, unified=True)
-    with written(context) as one, one.share() as two:
-        two.append(MORE)
-        found = two.logits()
-        one.append(MORE)
-        assert close(one.logits(), found)
-        two.close()
-        one.append(MORE)
-        with written(load(kind), TEXT + MORE + MORE) as wanted:
-            assert close(one.logits(), wanted.logits())
-
-
 def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> None:
     """DeepSeek V4, which compresses keys over ranges: llama.cpp aborts at a part, so it is refused. The whole continues
     in each as alone, also after a lookahead."""
@@ -221,64 +140,6 @@ def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> Non
 
 
 # Growing.
-
-
-def alone(context: Context) -> list[KVSequence]:
-    return [written(context, TEXT * 3), written(context, TEXT[::-1])]
-
-
-def shared(context: Context) -> list[KVSequence]:
-    """Eight sequences of one text, which nearly fill the context."""
-    one = written(context, TEXT * 5)
-    return [one, *(one.share() for _ in range(7))]
-
-
-def parted(context: Context) -> list[KVSequence]:
-    """The same, each with a token of its own."""
-    sequences = shared(context)
-    for number, seq in enumerate(sequences):
-        seq.append([number])
-        seq.flush()
-    return sequences
-
-
-def rewritten(context: Context) -> list[KVSequence]:
-    """Shared before, between and after the rows that one sequence has for itself."""
-    sequences = shared(context)[:3]
-    sequences[1].rewrite([0, 9, 10, 150], [1, 2, 3, 4])
-    sequences[2].rewrite([9, 199], [1, 2])
-    return sequences
-
-
-Fill = Callable[[Context], list[KVSequence]]
-UNIFIED: dict[str, Any] = {"n_sequences": 2, "unified": True}
-GROWING: list[tuple[Fill, str, dict[str, Any], int]] = [  # and the cells that are in use
-    *((alone, kind, {}, 160 if kind != "mamba" else 0) for kind in ("llama", "gemma3", "lfm2", "mamba")),
-    *((alone, kind, {"type_k": kv, "type_v": kv}, 160) for kind, kv in (("llama", "f32"), ("qwen3", "q8_0"))),
-    *((shared, kind, UNIFIED, 200) for kind in ("llama", "gemma3", "lfm2")),
-    *((parted, kind, UNIFIED, 208) for kind in ("llama", "gemma3")),
-    (rewritten, "llama", UNIFIED, 206),
-    (alone, "llama", {"n_ctx": 512, "n_sequences": 2}, 160),  # a cache for each
-]
-
-
-@pytest.mark.parametrize(("fill", "kind", "options", "used"), GROWING)
-def test_a_context_that_grows_changes_no_row(
-    load: Load, fill: Fill, kind: str, options: dict[str, Any], used: int
-) -> None:
-    """More tokens and more sequences: rows are bit-identical, what is shared stays so, and all go on as alone."""
-    flash = "on" if kind == "qwen3" else "off"
-    context = load(kind, **{"n_ctx": 256, "flash_attention": flash, **options})
-    sequences = fill(context)
-    before = [rows(seq) for seq in sequences]
-    assert context.used == used
-    context.resize(n_ctx=1024, n_sequences=12)
-    assert context.n_ctx >= 1024 and context.options.n_sequences == 12 and context.used == used
-    assert all(same(rows(seq), wanted) and seq.intact for seq, wanted in zip(sequences, before, strict=True))
-    for seq in sequences[:2] if fill is not rewritten else ():
-        seq.append(MORE)
-        with written(load(kind, flash_attention=flash, **{**options, "n_ctx": 512}), seq.tokens) as wanted:
-            assert close(seq.logits(), wanted.logits())
 
 
 def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,38 +223,6 @@ def test_rows_that_cannot_be_read(load: Load) -> None:
     with pytest.raises(UnsupportedError, match="it has rows of unknown tokens"):
         context.resize(n_ctx=1024)
     assert context.length(0) == len(TEXT)
-
-
-@pytest.mark.parametrize(
-    ("kind", "step", "failure"),
-    [
-        *((kind, "_open", EngineError("no memory")) for kind in ("llama", "lfm2")),
-        *((kind, "splice", KeyboardInterrupt()) for kind in ("llama", "lfm2")),
-        *(("llama", "splice", EngineError("no memory")), ("llama", "_open", KeyboardInterrupt())),
-    ],
-    ids=repr,
-)
-def test_a_context_that_cannot_grow(
-    load: Load, kind: str, step: str, failure: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The allocation or a later step fails, or Ctrl-C: the old context is in place, with all rows."""
-    context = load(kind, n_sequences=2, unified=True)
-    one, two = written(context), written(context, TEXT[::-1])
-    before, call = (rows(one), rows(two)), getattr(Context, step)
-    failures = iter([failure])
-
-    def failing(self: Context, *arguments: Any, **options: Any) -> Any:
-        for error in failures:
-            raise error
-        return call(self, *arguments, **options)
-
-    monkeypatch.setattr(Context, step, failing)
-    with pytest.raises(type(failure)):
-        context.resize(n_ctx=4096, n_sequences=9)
-    assert (context.options.n_ctx, context.options.n_sequences) == (512, 2)
-    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
-    context.resize(n_ctx=1024)
-    assert same(rows(one), before[0]) and same(rows(two), before[1])
 
 
 def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
