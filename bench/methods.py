@@ -11,7 +11,6 @@ decoded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, Change, Method, Placer, in_place
-from notes_cli.engine.positions import Range, position_map
+from notes_cli.engine.positions import position_map
 from notes_cli.engine.segment import Segment, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import UnsupportedError
@@ -47,17 +46,17 @@ def deviation(sequence: KVSequence, segment: Segment, change: Change, layers: in
 
 
 def selected(
-    sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None, *, layers: int | None = None
-) -> Sequence[Range]:
+    sequence: KVSequence, segment: Segment, change: Change, placer: Placer, *, layers: int | None = None
+) -> None:
     """Recompute the field and the K later tokens that deviate most in place."""
     effect = deviation(sequence, segment, change, layers)
     also = [int(at) for at in np.argsort(-effect, kind="stable")[:K] if effect[at] > 0]
-    return in_place(sequence, segment, change, placer, sorted(also))
+    in_place(sequence, segment, change, placer, sorted(also))
 
 
-def by_blocks(sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None) -> Sequence[Range]:
+def by_blocks(sequence: KVSequence, segment: Segment, change: Change, placer: Placer) -> None:
     """Append the skill with recompiled blocks in place of the changed ones. Raises UnsupportedError without blocks."""
-    if not segment.blocks or placer is None:
+    if not segment.blocks:
         raise UnsupportedError(f"{segment.name} was compiled in one piece")
     blocks = tuple(map(position_map(change.patches), segment.blocks))
     corrected = replace(segment, text=change.text, tokens=change.tokens, fields=change.spans, blocks=blocks)
@@ -65,11 +64,10 @@ def by_blocks(sequence: KVSequence, segment: Segment, change: Change, placer: Pl
         known, moves = reusable_blocks(sequence.context, corrected, segment)
         layers = compile_blocks(scratch, corrected, known, None)
     placer(sequence, replace(corrected, layers=layers, moves=moves))
-    return ()
 
 
 def add() -> None:
     """Add these methods to those of the package. They are for prompts, not for sessions, whose skills have no rows."""
     for name, edit in (("selective@16", selected), ("blend@16", partial(selected, layers=2))):
-        METHODS[name] = Method(name, edit, in_place=True, needs_rewrite=True, in_session=False)
-    METHODS["block"] = Method("block", by_blocks, in_session=False)
+        METHODS[name] = Method(name, edit, in_place=True, needs_rewrite=True)
+    METHODS["block"] = Method("block", by_blocks)

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from notes_cli.runtime.generate import Decision
     from notes_cli.runtime.recompile import Compiled, Imported
     from notes_cli.runtime.request import Answer, Callbacks, Prefilled, Request, Text
-    from notes_cli.sessions.edits import Compacted, Edited, Forgotten
+    from notes_cli.sessions.edits import Removed
+    from notes_cli.sessions.state import Entry
     from notes_cli.text.skill import Skill, load_skill
 
 _MODULES = {
@@ -61,21 +62,20 @@ _MODULES = {
     "measure.verify": ("EditReport", "Report", "SessionReport"),
     "runtime.recompile": ("Compiled", "Imported"),
     "runtime.request": ("Answer", "Callbacks", "Prefilled", "Request", "Text"),
-    "sessions.edits": ("Compacted", "Edited", "Forgotten"),
+    "sessions.edits": ("Removed",),
+    "sessions.state": ("Entry",),
     "text.skill": ("Skill", "load_skill"),
 }
 __all__ = [
     "Answer",
     "Benching",
     "Callbacks",
-    "Compacted",
     "Compiled",
     "ContextOptions",
     "Decision",
     "EditReport",
-    "Edited",
     "EngineError",
-    "Forgotten",
+    "Entry",
     "Imported",
     "Method",
     "Model",
@@ -84,6 +84,7 @@ __all__ = [
     "Notice",
     "Paths",
     "Prefilled",
+    "Removed",
     "Report",
     "Request",
     "SamplerOptions",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report, SessionReport
     from notes_cli.runtime.recompile import Compiled, Imported
-    from notes_cli.sessions.edits import Compacted, Edited, Forgotten
+    from notes_cli.sessions.edits import Removed
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.session import Session as LiveSession
     from notes_cli.sessions.state import Entry
@@ -586,7 +586,7 @@ class Session(_AsyncMethods):
     @synchronized
     def edit(
         self, field: str, value: str, method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
-    ) -> list[Edited]:
+    ) -> list[Entry]:
         """Give a field a new value and return the edits; `*.field` edits each skill that has it. `method`: None for the
         model's default. Raises NotesError for an unknown field or method; then nothing is changed."""
         return list(self.edits({field: value}, method, callbacks=callbacks))
@@ -594,7 +594,7 @@ class Session(_AsyncMethods):
     @synchronized_steps
     def edits(
         self, fields: Mapping[str, str], method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
-    ) -> Iterator[Edited]:
+    ) -> Iterator[Entry]:
         """Give several fields new values, and yield each edit when it is done. Raises NotesError before the first edit
         if one of them is impossible."""
         return self._session.edits(fields, parse_method(method), callbacks)
@@ -606,12 +606,12 @@ class Session(_AsyncMethods):
         return self._session.undo()
 
     @synchronized
-    def compact(self) -> Compacted:
+    def compact(self) -> Removed:
         """Remove errata that later ones of the same field supersede."""
         return self._session.compact()
 
     @synchronized
-    def forget(self, *parts: str | int, method: str = "cut", dry: bool = False) -> Forgotten:
+    def forget(self, *parts: str | int, method: str = "cut", dry: bool = False) -> Removed:
         """Remove parts: a turn (`3`), turns (`3-5`), reasoning (`thought:3`), results of tools (`tool:3`).
 
         method: "cut" moves the K/V that follows, which was computed with the removed text; `undo` restores it.

@@ -304,7 +304,7 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
     with model.session("mine") as session:
         session.ask("Why?", splice=["returns"], choices=CHOICES)
         (edit,) = session.edit("date", "2026-07-01")
-        assert (edit.field, edit.value, edit.method) == ("date", "2026-07-01", "field+erratum")
+        assert (edit.name, edit.text, edit.how) == ("date", "date=2026-07-01", "field+erratum")
         fork = session.fork("other")
         fork.ask("And then?", choices=CHOICES)
         assert (session.name, fork.turns, session.turns) == ("mine", 2, 1)

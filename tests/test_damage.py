@@ -20,7 +20,7 @@ from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.sessions.archive import load
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import Generated
+from notes_cli.sessions.state import Part
 
 from .conftest import MakeModel, MakeSegment
 from .library.test_container import NAMES, Samples, bits, same, samples
@@ -107,7 +107,7 @@ def begin(tmp_path: Path, make_segment: MakeSegment) -> Callable[..., SessionFol
             segment = replace(segment, layers=tuple(replace(rows, k=rows.k * factor) for rows in segment.layers))
             files = {stored.next_rows.name: write_segment(stored.next_rows, segment)}
             state, tokens = asked("Why?"), segment.tokens.tolist()
-            turn = replace(state.conversation[0], answer=(Generated((tokens[2],)),))
+            turn = replace(state.conversation[0], answer=(Part((tokens[2],)),))
             stored.commit("turn", "Why?", replace(state, tokens=tokens, conversation=(turn,)), files, HEADER)
         return stored
 

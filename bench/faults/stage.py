@@ -24,16 +24,17 @@ from bench.faults.frame import ROOT, Failed, traced, waited
 from notes_cli import cli
 from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
+from notes_cli.library.metadata import to_json
 from notes_cli.library.store import Library
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.state import SnapshotError, read_snapshot, to_json
+from notes_cli.sessions.state import SnapshotError, read_snapshot
 
 sys.path.append(str(ROOT / "tests"))
 import tiny  # type: ignore[import-not-found]
 
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
-VARYING = ("time", "created", "files", "read_at", "undone")  # what differs between runs in a snapshot
+VARYING = ("time", "created", "files", "read_at")  # what differs between runs in a snapshot
 IMPORTED = (
     *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),

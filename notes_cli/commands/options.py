@@ -334,6 +334,10 @@ def choose_model(*, session: str | None = None, begins: bool = False, **given: A
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
         )
     context = {field: given[name] for field, name in _CONTEXT.items() if given[name] is not None}
+    if header:
+        from notes_cli.sessions.state import ROPE
+
+        context |= {name: getattr(header, name) for name in ROPE if not named(name)}
     context |= {"n_batch": max(2048, given["ubatch_size"]), "type_k": type_k, "type_v": type_v}
     notices: list[str] = []
     path = _model_path(header, session, given, notices.append)

@@ -28,19 +28,26 @@ from notes_cli.commands.remedies import listed, print_callbacks, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, Group, option, standard_input
 from notes_cli.engine.pieces import Reason
-from notes_cli.errors import SessionError, reason
+from notes_cli.errors import NotesError, SessionError, reason
 from notes_cli.explanations import attributes, edit_why, entry_why, erratum_as_json, timestamp
 from notes_cli.output import counted
 from notes_cli.text.names import human_age, typed
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
-    from notes_cli.sessions.edits import Forgotten
+    from notes_cli.sessions.edits import Removed
     from notes_cli.sessions.folder import SessionFolder
     from notes_cli.sessions.state import Entry, State
 
 SHORT = 50  # characters of a text in a table, or of a skill's text
-_OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut", "snapshot": "damaged snapshot"}
+_OPS = {
+    "turn": "turn",
+    "edit": "edit",
+    "correct": "correction",
+    "compact": "compaction",
+    "forget": "cut",
+    "snapshot": "damaged snapshot",
+}
 
 
 @click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
@@ -192,17 +199,18 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     puts them back.
     """
     with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
-        outcome, tokens = session.compact(), session.tokens
-    errata = f"{counted(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
+        outcome = session.compact()
+    errata = f"{counted(len(outcome.names), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.names))})"
     line = (
-        f"took out {errata}: {counted(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
-        "were decoded again"
-        if outcome.fields
+        f"took out {errata}: {counted(outcome.tokens, 'token')} are left, {outcome.removed} fewer; "
+        f"{outcome.decoded} of them were decoded again"
+        if outcome.names
         else f"{outcome.decoded} tokens after errata that were cut out were decoded again"
         if outcome.decoded
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
-    output.document({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
+    facts = {"name": name, "fields": outcome.names, **attributes(outcome, "removed", "decoded", "tokens")}
+    output.document(facts, line, json_)
 
 
 @session_command.command("forget")
@@ -245,14 +253,14 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
-    facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
-    lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
+    facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.names}
+    lines = "\n".join(_describe_forgotten(outcome, name, method, dry_run))
     output.document({**facts, **attributes(outcome, *keys)}, lines, json_)
     return 0
 
 
-def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[str]:
-    parts = ", ".join(outcome.parts.names) or "what was cut before"
+def _describe_forgotten(outcome: Removed, name: str, method: str, dry: bool) -> Iterator[str]:
+    parts = ", ".join(outcome.names) or "what was cut before"
     yield (
         f"{'would forget' if dry else 'forgot'} {parts}: {counted(outcome.removed, 'token')} fewer, {outcome.tokens} "
         f"are left; {outcome.moved} moved, {outcome.decoded} decoded"
@@ -267,7 +275,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
             f"with it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
             f"notes session forget {name} --method suffix"
         )
-    if outcome.method == "cut":
+    if method == "cut":
         yield f"the removed text stays in the session's files: notes session undo {name} brings it back"
     else:
         yield "the session's files have nothing of the removed text, and there is no undo; forks and exports keep it"
@@ -475,10 +483,19 @@ def edit_command(
         for edit in session.edits(values, method, callbacks=print_callbacks()):
             edits.append(edit)
             if not json_:
-                output.result(f"{edit.field}={edit.value}: {edit_why(edit.entry)} ({edit.chosen or edit.method})")
+                output.result(f"{edit.text}: {edit_why(edit)} ({edit.detail or edit.how})")
     if json_:
-        keys = ("field", "value", "method", "chosen")
-        documents = [{**attributes(edit, *keys), "why": edit_why(edit.entry), "rows": edit.rows} for edit in edits]
+        documents = [
+            {
+                "field": edit.name,
+                "value": edit.text.removeprefix(f"{edit.name}="),
+                "method": edit.how,
+                "chosen": edit.detail,
+                "why": edit_why(edit),
+                "rows": edit.rewritten,
+            }
+            for edit in edits
+        ]
         output.as_json({"version": 1, "session": name, "edits": documents})
     return 0
 
@@ -486,17 +503,20 @@ def edit_command(
 def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
     from notes_cli.library.global_errata import GlobalErrata
-    from notes_cli.sessions.session import correct
+    from notes_cli.sessions.session import add_errata, correct_sessions
 
+    errata = GlobalErrata(library().folder)
     with open_model(**model) as opened:
-        done = correct(opened.workspace, GlobalErrata(library().folder), values)
-    skipped = {name: worded(error) for name, error in done.skipped.items()}
+        added = add_errata(opened.workspace, errata, values)
+        outcomes = dict(correct_sessions(opened.workspace, errata))
+    skipped = {name: worded(outcome) for name, outcome in outcomes.items() if isinstance(outcome, NotesError)}
+    edited = [name for name, outcome in outcomes.items() if outcome and name not in skipped]
     if json_:
-        output.as_json({**_errata_as_json(done.errata), "sessions": list(done.edited), "skipped": skipped})
+        output.as_json({**_errata_as_json(added), "sessions": edited, "skipped": skipped})
     else:
-        for erratum in done.errata:
+        for erratum in added:
             output.result(f"{erratum.skill}.{erratum.field}={erratum.value}: an erratum before the next question")
-        output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
+        output.result(f"{counted(len(edited), 'session')} edited")
         for name, why in skipped.items():
             output.say(f"warning: session {name} was not edited: {why}")
     return 1 if skipped else 0

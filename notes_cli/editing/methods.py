@@ -2,8 +2,8 @@
 
 They are named as in the paper (arXiv:2606.17107, Operation 1); the reference is `recompute`. KV entries that a method
 does not recompute still depend on the old value. To add a method, add it to METHODS, with a function if it edits in a
-new way (bench/methods.py adds three). A function edits a skill that is in the sequence already, as in a session, or
-appends it, as in a prompt being assembled: K/V that the edit would discard is not spliced then.
+new way (bench/methods.py adds three). A function appends the edited skill to a prompt being assembled; K/V that the
+edit would discard is not spliced. Sessions edit skills that are in the sequence already (sessions/session_kv.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.positions import Patch, Range, apply_patches, changed_ranges, position_map, removed_images
+from notes_cli.engine.positions import Patch, position_map
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, UnsupportedError
@@ -95,56 +95,28 @@ def _difference(old: Sequence[int], new: Sequence[int]) -> Patch:
 
 
 Placer = Callable[[KVSequence, Segment], None]  # appends a segment to a sequence, as it was compiled
-# Edits a skill that is in the sequence at the segment's base, and returns the positions whose K/V changed; with a
-# placer it appends the edited skill instead, and the positions do not matter.
-EditOperation = Callable[[KVSequence, Segment, Change, Placer | None], Sequence[Range]]
+EditOperation = Callable[[KVSequence, Segment, Change, Placer], None]  # appends the edited skill
 
 
-def in_place(
-    sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None, also: Sequence[int] = ()
-) -> Sequence[Range]:
+def in_place(sequence: KVSequence, segment: Segment, change: Change, placer: Placer, also: Sequence[int] = ()) -> None:
     """Recompute the K/V of the new value in place, and move that after a value of another length. `also`: more
     positions of the segment to recompute, after the change and ascending."""
-    start = segment.base
-    if placer is not None:
-        start = len(sequence)
-        placer(sequence, segment)
-    patches, more = [patch.offset(start) for patch in change.patches], [start + position for position in also]
-    length = len(sequence)
-    sequence.replace(patches, more)
-    return changed_ranges(patches, length, more)
+    start = len(sequence)
+    placer(sequence, segment)
+    sequence.replace([patch.offset(start) for patch in change.patches], [start + position for position in also])
 
 
-def from_change_on(sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None) -> Sequence[Range]:
+def from_change_on(sequence: KVSequence, segment: Segment, change: Change, placer: Placer) -> None:
     """Decode everything from the first change on, which equals a recompute."""
-    if placer is None:
-        return decode_from(sequence, [patch.offset(segment.base) for patch in change.patches])
     first = change.patches[0].first
     if first:
         placer(sequence, segment.slice(0, first))
     sequence.append(change.tokens[first:], "splice", segment.name, reason=Reason.FROM_CHANGE)
-    return ()
 
 
-def corrected_text(sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None) -> Sequence[Range]:
-    """Decode the corrected text; not for sessions, where `from_change_on` has the same result."""
+def corrected_text(sequence: KVSequence, segment: Segment, change: Change, placer: Placer) -> None:
+    """Decode the corrected text."""
     sequence.append(change.tokens, "splice", segment.name, reason=Reason.NEW_VALUE)
-    return ()
-
-
-def decode_from(sequence: KVSequence, patches: Sequence[Patch]) -> list[Range]:
-    """Patch the sequence and decode everything from the first patch on; all tokens if the model is recurrent. Raises
-    UnsupportedError if an image follows."""
-    first, tokens = patches[0].first, apply_patches(sequence.tokens.tolist(), patches)
-    if sequence.context.model.recurrent:
-        first = 0
-    removed = removed_images(sequence.images, [patch.span for patch in patches])
-    if any(image.last > first and image not in removed for image in sequence.images):
-        raise UnsupportedError("an image follows the change, and its rows are not decoded again as tokens")
-    sequence.truncate(first)
-    sequence.append(tokens[first:], reason=Reason.AGAIN)
-    sequence.flush()
-    return [(first, len(tokens))]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -156,7 +128,7 @@ class Method:
     in_place: bool = False  # K/V after the recomputed entries still depends on the old value
     appends_erratum: bool = False  # a sentence with the correction follows the skill
     needs_rewrite: bool = False  # the context must be able to use a part of the K/V, or to recompute it
-    in_session: bool = True  # it can edit a skill in a session
+    in_session: bool = False  # it can edit a skill in a session, in place or by decoding what follows again
 
     @classmethod
     def parse(cls, text: str) -> Method:
@@ -182,26 +154,26 @@ class Method:
         return self.edits_rows and not self.in_place
 
 
-STALE = Method("stale", in_session=False)  # unchanged: the control
-FIELD = Method("field", in_place, in_place=True, needs_rewrite=True)
+STALE = Method("stale")  # unchanged: the control
+FIELD = Method("field", in_place, in_place=True, needs_rewrite=True, in_session=True)
 # The K/V stays, so the model reads the old text and the correction, and undo is exact. Possible on every model.
-ERRATUM = Method("erratum", appends_erratum=True)
+ERRATUM = Method("erratum", appends_erratum=True, in_session=True)
 # Both: later KV entries depend on the old value, but the erratum states the new one.
-FIELD_ERRATUM = Method("field+erratum", in_place, in_place=True, appends_erratum=True, needs_rewrite=True)
-SUFFIX = Method("suffix", from_change_on, needs_rewrite=True)
-RECOMPUTE = Method("recompute", corrected_text, in_session=False)  # the reference
+FIELD_ERRATUM = Method(
+    "field+erratum", in_place, in_place=True, appends_erratum=True, needs_rewrite=True, in_session=True
+)
+SUFFIX = Method("suffix", from_change_on, needs_rewrite=True, in_session=True)
+RECOMPUTE = Method("recompute", corrected_text)  # the reference
 METHODS = {method.name: method for method in (STALE, FIELD, ERRATUM, FIELD_ERRATUM, SUFFIX, RECOMPUTE)}
 
 
-def amend(
-    sequence: KVSequence, segment: Segment, change: Change, method: Method, placer: Placer | None = None
-) -> Sequence[Range]:
-    """Apply a change to the sequence by a method that edits K/V. `placer` appends a segment to the sequence, if the
-    skill is not in it yet; without it the skill is at the segment's base, and the positions whose K/V changed are
-    returned. Raises UnsupportedError if the method is not possible on this model."""
+def amend(sequence: KVSequence, segment: Segment, change: Change, method: Method, placer: Placer) -> None:
+    """Append a skill with its new values, by a method that edits K/V. Raises UnsupportedError, naming
+    methods that are always possible, if this one is not on this model."""
     assert method.edit is not None
-    check(sequence.context, method, session=placer is None)
-    return method.edit(sequence, segment, change, placer)
+    if reason := refusal(sequence.context, method):
+        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", instead())
+    method.edit(sequence, segment, change, placer)
 
 
 def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
@@ -214,13 +186,6 @@ def refusal(context: Context, method: Method, *, session: bool = False, changes:
             ends = ((patch.last, position_map(patches)(patch.last)) for patch in patches)
             reasons += [context.can_move(at, to, 1) for at, to in ends if at != to]
     return next((reason for reason in reasons if reason), None)
-
-
-def check(context: Context, method: Method, *, session: bool = False) -> None:
-    """Raise UnsupportedError, naming methods that are always possible, if this one is not."""
-    reason = refusal(context, method, session=session)
-    if reason:
-        raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", instead(session=session))
 
 
 def instead(*, session: bool = False) -> Remedy:

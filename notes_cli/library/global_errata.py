@@ -138,14 +138,31 @@ def holding(
     those of another text of the skill apply, too, where that has the same value."""
     if seen is not None:
         return {erratum.field: erratum.value for erratum in errata[seen:] if erratum.skill == skill.name}
-    fields = {span.name: span.value for span in skill.fields}
     marks = () if any_text else marks_of(skill.source, skill.text)
-    values = {
-        erratum.field: erratum.value
+    return applying(errata, skill.name, marks, {span.name: span.value for span in skill.fields})
+
+
+def applying(
+    errata: Sequence[GlobalErratum],
+    skill: str,
+    marks: Collection[str],
+    current: Mapping[str, str],
+    earlier: Mapping[str, str] = {},
+    known: Mapping[str, str] = {},
+) -> dict[str, str]:
+    """Return the new values of a skill's fields. An erratum applies where the field has the value that it replaces, in
+    `current` or `earlier`, unless it is no later than the time in `known`. The last one of a field counts."""
+    last = {
+        erratum.field: erratum
         for erratum in errata
-        if erratum.skill == skill.name and fields.get(erratum.field) == erratum.was and erratum.is_of(marks)
+        if erratum.skill == skill and erratum.is_of(marks) and erratum.field in current
+        if erratum.was in (current[erratum.field], earlier.get(erratum.field))
     }
-    return {name: value for name, value in values.items() if value != fields[name]}
+    return {
+        name: erratum.value
+        for name, erratum in last.items()
+        if erratum.value != current[name] and erratum.time > known.get(name, "")
+    }
 
 
 def now() -> str:

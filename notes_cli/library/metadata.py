@@ -1,16 +1,21 @@
-"""Converts between a segment and the keys `notes.` of its file (docs/format.md), which must fit its tokens."""
+"""Converts between a segment and the keys `notes.` of its file (docs/format.md), which must fit its tokens.
+
+Converts dataclasses and named tuples to JSON and back, too, here and for the snapshots of sessions.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, is_dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
-from functools import cache
+from enum import Enum
+from functools import cache, partial
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from notes_cli.engine.gguf import FormatError
 from notes_cli.engine.segment import (
@@ -117,13 +122,9 @@ def _json_of(keys: Keys, key: str, read: Callable[[Any], T], default: T) -> T:
         raise FormatError(f"notes.{key} cannot be read") from error
 
 
-def _records_of(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
-    """Return a list of records of numbers and texts."""
-    return _json_of(keys, key, lambda data: tuple(record(kind, entry) for entry in data), ())
-
-
-def _numbers_of(keys: Keys, key: str) -> tuple[int, ...]:
-    return _json_of(keys, key, lambda data: tuple(map(_whole, data)), ())
+def _list_of(keys: Keys, key: str, kind: type[T]) -> tuple[T, ...]:
+    """Return a list of numbers or records; empty without the key."""
+    return _json_of(keys, key, partial(from_json, tuple[kind, ...]), ())  # type: ignore[valid-type]
 
 
 def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
@@ -138,14 +139,14 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
     texts |= {key: text_of(keys, key, default) for key, default in OPTIONAL.items()}
     _check(texts["kv"] in STORED_TYPES, f"notes.kv is {texts['kv'][:40]!r}, which is not known")
     text_of(keys, "fields")
-    fields, media = _records_of(keys, "fields", FieldSpan), _records_of(keys, "media", Media)
+    fields, media = _list_of(keys, "fields", FieldSpan), _list_of(keys, "media", Media)
     _check(all(_fits(span, texts["text"], n) for span in fields), "its fields do not fit its text")
-    blocks, no_batches = _numbers_of(keys, "blocks"), tuple[MicroBatches, ...]()
-    batches = _json_of(keys, "batches", _batches, no_batches)
+    blocks = _list_of(keys, "blocks", int)
+    batches = tuple([MicroBatches(*numbers) for numbers in _list_of(keys, "batches", tuple[int, int, int])])
     if "blocks" in keys:
         right = blocks[:1] == (0,) and all(one < other for one, other in pairwise((*blocks, n)))
         _check(first is None and right, "its blocks do not fit its tokens")
-    moves = _numbers_of(keys, "moves") if "moves" in keys else (0,) * len(blocks)
+    moves = _list_of(keys, "moves", int) if "moves" in keys else (0,) * len(blocks)
     _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
     if "media" in keys:
         right = bool(media) and all(image.last <= after.first for image, after in pairwise(media))
@@ -154,9 +155,9 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
         right = all(min(batch) > 0 and max(batch) < POSITIONS for batch in batches)
         right = right and sum(batch.rows for batch in batches) == len(context) + n
         _check(right, "notes.batches does not fit its tokens")
-    stamp = _numbers_of(keys, "source.stamp")
+    stamp = _list_of(keys, "source.stamp", int)
     _check(len(stamp) in (0, 3, 4), "notes.source.stamp holds neither three numbers nor four")
-    prefill = _json_of(keys, "prefill", lambda data: record(Prefill, data), None)
+    prefill = _json_of(keys, "prefill", partial(from_json, Prefill), None)
     if prefill is not None:
         right = all(0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
         right = right and 0 <= prefill.seconds < 1e9
@@ -176,45 +177,21 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
 
 def heads_of(keys: Keys) -> dict[int, int]:
     """Return the rows of the matrix of each head, by layer whose transition is a matrix."""
-    sizes = _json_of(keys, "carry.heads", lambda data: {int(layer): _whole(size) for layer, size in data.items()}, None)
-    _check(sizes is not None, "notes.carry does not fit its tokens")
+    sizes = _json_of(keys, "carry.heads", partial(from_json, Mapping[str, int]), None)
+    _check(sizes is not None and all(map(str.isdecimal, sizes)), "notes.carry does not fit its tokens")
     assert sizes is not None
     right = all(0 < size < POSITIONS for size in sizes.values())
     _check(right, "notes.carry.heads does not hold the sizes of heads")
-    return sizes
+    return {int(layer): size for layer, size in sizes.items()}
 
 
 def places_of(keys: Keys, text: str) -> tuple[Place, ...]:
     """Return the places of the images."""
-    found = _records_of(keys, "pictures.places", Place)
+    found = _list_of(keys, "pictures.places", Place)
     right = all(0 <= one.start < one.end <= len(text) and one.byte >= 0 and one.size > 0 for one in found)
     right = right and all(one.end <= after.start for one, after in pairwise(found))
     _check(right, "notes.pictures.places does not fit its text")
     return found
-
-
-def record(kind: type[T], data: Any) -> T:
-    """Make a record of a JSON object or list. Raises TypeError unless its values have the types of its attributes;
-    a number may be whole."""
-    made = kind(**data) if isinstance(data, dict) else kind(*data)
-    for name, wanted in _types(kind).items():
-        found = type(getattr(made, name))
-        if found is not wanted and (found, wanted) != (int, float):
-            raise TypeError(f"{name} is {found}, not {wanted}")
-    return made
-
-
-_types: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
-
-
-def _whole(number: Any) -> int:
-    if type(number) is not int:
-        raise TypeError(f"{number!r} is no whole number")
-    return number
-
-
-def _batches(data: Any) -> tuple[MicroBatches, ...]:
-    return tuple([MicroBatches(*map(_whole, numbers)) for numbers in data])
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
@@ -230,3 +207,69 @@ def _shows(image: Media, n_tokens: int) -> bool:
 def _check(right: bool, problem: str) -> None:
     if not right:
         raise FormatError(problem)
+
+
+# JSON of records.
+
+
+def to_json(value: Any) -> Any:
+    """Return a value as JSON has it. Members of dataclasses that have their default are left out, sets are sorted."""
+    if is_dataclass(value):
+        parts = {part.name: (getattr(value, part.name), part) for part in fields_of(value)}
+        return {name: to_json(each) for name, (each, part) in parts.items() if each != _default(part)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: to_json(each) for key, each in value.items()}
+    if isinstance(value, (tuple, frozenset)):
+        return [to_json(each) for each in (sorted(value) if isinstance(value, frozenset) else value)]
+    return value
+
+
+def _default(part: Any) -> Any:
+    return part.default_factory() if part.default_factory is not MISSING else part.default
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """Return the value of this type. A number with a fraction may be whole, a named tuple an object or a list.
+
+    Raises AttributeError, LookupError, TypeError or ValueError for JSON of another type, and RecursionError.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        options = [option for option in args if option is not type(None)]
+        if len(options) > 1:  # dataclasses, which the first member tells apart: a text
+            firsts = [(option, fields_of(option)[0]) for option in options]
+            options = [option for option, first in firsts if first.name in value and first.type == "str"]
+        return from_json(options[0], value)
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        if value not in (args or [each.value for each in kind]):
+            raise ValueError(value)
+        return value if args else kind(value)
+    if is_dataclass(kind) or hasattr(kind, "_fields"):
+        hints = _types(kind)
+        if isinstance(value, list) and not is_dataclass(kind):
+            value = dict(zip(hints, value, strict=True))
+        if not isinstance(value, dict) or not value.keys() <= hints.keys():
+            raise TypeError(kind)
+        return kind(**{name: from_json(hints[name], each) for name, each in value.items()})
+    if origin in (tuple, list, frozenset):
+        if not isinstance(value, list):
+            raise TypeError(kind)
+        if origin is tuple and args[-1] is not Ellipsis:
+            return tuple(from_json(arg, each) for arg, each in zip(args, value, strict=True))
+        if args[0] is int and all(type(each) is int for each in value):  # such as tokens
+            return origin(value)
+        return origin(from_json(args[0], each) for each in value)
+    if origin is not None:  # a mapping
+        return {from_json(args[0], key): from_json(args[1], each) for key, each in value.items()}
+    if type(value) is kind or (type(value), kind) == (int, float):
+        return value
+    raise TypeError(kind)
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

@@ -22,7 +22,7 @@ from notes_cli.serve.refusals import Refused, as_refusal, invalid
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.session import correcting
+from notes_cli.sessions.session import add_errata, correct_sessions
 from notes_cli.text.erratum import known_fields
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -196,13 +196,17 @@ def apply_correction(scheduler: DecodeThread, values: dict[str, str]) -> Iterato
     if state.errata is None:
         raise Refused(400, "this library keeps no errata")
     _check_length(scheduler, state.errata, values)
-    corrected = yield from correcting(scheduler.workspace, state.errata, values)
+    added, outcomes = add_errata(scheduler.workspace, state.errata, values), dict[str, int | NotesError]()
+    for name, outcome in correct_sessions(scheduler.workspace, state.errata):
+        outcomes[name] = outcome
+        yield None
     conversations, errata = 0, []
-    for erratum in corrected.errata:
+    for erratum in added:
         conversations += state.conversations.count_outdated(erratum.skill, erratum.field, erratum.value)
         errata.append(erratum_as_json(erratum))
-    skipped = {name: str(error) for name, error in corrected.skipped.items()}
-    yield {"errata": errata, "conversations": conversations, "sessions": list(corrected.edited), "skipped": skipped}
+    skipped = {name: str(outcome) for name, outcome in outcomes.items() if isinstance(outcome, NotesError)}
+    edited = [name for name, outcome in outcomes.items() if outcome and name not in skipped]
+    yield {"errata": errata, "conversations": conversations, "sessions": edited, "skipped": skipped}
 
 
 def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[str, str]) -> None:

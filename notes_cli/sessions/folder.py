@@ -17,7 +17,9 @@ from datetime import datetime, timezone
 from difflib import get_close_matches
 from pathlib import Path
 
-from notes_cli.errors import HeldSessionError, Help, SessionError, reason
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
+from notes_cli.library.container import open_segment
 from notes_cli.library.safe_files import (
     HeldError,
     check_private,
@@ -129,15 +131,17 @@ class SessionFolder:
     def _write(self, snapshots: Mapping[int, Snapshot]) -> None:
         """Write snapshots, then remove the files that no snapshot needs; a later write retries a removal that fails."""
         self.check_held()
-        self.sweep(max(snapshots))  # a process that was killed may have left forgotten text
         try:
             for number, snapshot in snapshots.items():
-                with replacing(self.path(number)) as temporary:
-                    temporary.write_bytes(serialize(snapshot))
+                self._write_number(number, snapshot)
         except OSError as error:
             raise SessionError(f"cannot write {self.folder}: {reason(error)}. Nothing was changed") from error
         self._snapshot = snapshots[max(snapshots)]
         self.sweep()
+
+    def _write_number(self, number: int, snapshot: Snapshot) -> None:
+        with replacing(self.path(number)) as temporary:
+            temporary.write_bytes(serialize(snapshot))
 
     def undo(self) -> dict[str, str]:
         """Undo the last operation, or remove a damaged snapshot; return the operation and its subject. Raises
@@ -151,8 +155,10 @@ class SessionFolder:
             message = f"there is nothing to undo in session {self.name}"
             raise SessionError(message + gone if undone and undone.op == "forget" else message)
         try:
-            if undone and undone.op == "edit":
-                self._remember_undone(self.numbers[-2], undone.state)
+            if undone and undone.op == "correct":  # global errata: they are not to come back
+                before = self.read_number(self.numbers[-2])
+                known = {**before.state.read_at, **undone.state.read_at}
+                self._write_number(self.numbers[-2], replace(before, state=replace(before.state, read_at=known)))
             self.path(last[0]).unlink()
             sync_folder(self.folder)  # before its K/V is removed
         except OSError as error:
@@ -162,20 +168,56 @@ class SessionFolder:
         self.sweep()
         return {"op": undone.op if undone else "snapshot", "what": undone.what if undone else f"{last[0]:04d}.json"}
 
-    def _remember_undone(self, number: int, undone: State) -> None:
-        """Note the values of an edit that is undone, so that an erratum for all sessions does not repeat it."""
-        before = self._read_number(number)
-        old, new = before.state.corrections.values, undone.corrections.values
-        times = [(key, value, undone.read_at.get(key, "")) for key, value in new.items() if old.get(key) != value]
-        state = replace(before.state, undone=(*undone.undone, *times))
-        with replacing(self.path(number)) as temporary:
-            temporary.write_bytes(serialize(replace(before, state=state)))
-
     def kept(self) -> list[str]:
         """Return the names of the K/V files still needed. Of a prefix-only model the last two, enough for one undo."""
         numbers = {f"{number:04d}.gguf" for number in self.in_force}
         names = sorted(path.name for path in session_files(self.folder) if path.name in numbers)
         return names[-2:] if self.header and self.header.prefix_only else names
+
+    def open_rows(self, name: str, *snapshots: Snapshot) -> Segment:
+        """Open a K/V file and read all of it. Raises SegmentError if it cannot be read, DamagedError unless it is the
+        file that these snapshots name, with the rows of their tokens."""
+        try:
+            segment = open_segment(self.folder / name)
+        except DamagedError as error:
+            raise DamagedError(f"{name} is damaged") from error
+        tokens = segment.tokens.tolist()
+        for snapshot in snapshots:
+            if name not in snapshot.files:
+                continue
+            header, at = snapshot.header, 0
+            if segment.checksum != snapshot.files[name]:
+                raise DamagedError(f"{name} is not the file that the session names")
+            if segment.prefix_only != header.prefix_only or segment.identity.differences(header.identity):
+                raise DamagedError(f"{name} is of another model")
+            for rows in snapshot.state.rows:
+                held = tokens[rows.first : rows.first + rows.count]
+                if rows.file == name and held != snapshot.state.tokens[at : at + rows.count]:
+                    raise DamagedError(f"{name} has the rows of other tokens")
+                at += rows.count
+        return segment
+
+    def faults(self) -> Iterator[tuple[Path, NotesError]]:
+        """Yield each file that is damaged, foreign or missing, of all that an undo would read, too."""
+        snapshots = list[Snapshot]()
+        for number in self.in_force:
+            path = self.path(number)
+            try:
+                snapshots.append(read_snapshot(path.read_bytes()))
+            except SnapshotError as error:
+                yield path, DamagedError(f"{path.name} is damaged: {error}")
+                return
+            if snapshots[-1].first != (len(snapshots) == 1) or snapshots[-1].header != snapshots[0].header:
+                yield path, DamagedError(f"{path.name} is of another session")
+        present = [name for name in self.kept() if (self.folder / name).exists()]
+        for name in present:
+            try:
+                self.open_rows(name, *snapshots)
+            except SegmentError as error:
+                yield self.folder / name, error
+        named = {rows.file for snapshot in snapshots for rows in snapshot.state.rows}
+        if (missing := named.difference(present)) and not snapshots[0].header.prefix_only:
+            yield self.folder / min(missing), DamagedError(f"the rows {min(missing)} are missing")
 
     @property
     def in_force(self) -> list[int]:
@@ -188,12 +230,10 @@ class SessionFolder:
         needed = {*self.kept(), *(self.path(number).name for number in self.in_force)}
         return [path for path in session_files(self.folder) if path.name not in needed]
 
-    def sweep(self, writing: int | None = None) -> None:
-        """Remove unneeded files, besides those of a snapshot that is about to be written. Failures are ignored: a later
-        sweep tries again."""
+    def sweep(self) -> None:
+        """Remove unneeded files. Failures are ignored: a later sweep tries again."""
         with suppress(OSError, SessionError):
-            own = "" if writing is None else self.path(writing).stem
-            unneeded = [path for path in self.unneeded() if path.stem != own]
+            unneeded = self.unneeded()
             for path in unneeded:
                 path.unlink(missing_ok=True)
             if unneeded:
@@ -205,7 +245,7 @@ class SessionFolder:
             try:
                 numbers = self.numbers
                 if numbers:
-                    self._damage, self._snapshot = None, self._read_number(numbers[-1])
+                    self._damage, self._snapshot = None, self.read_number(numbers[-1])
                 elif (self.folder / LEDGER).exists():
                     message = (
                         f"session {self.name} was kept by an earlier version of notes, which this one does not read"
@@ -218,22 +258,19 @@ class SessionFolder:
                         f"session {self.name} is being changed by another process", "Try again"
                     ) from None
             except OtherFormatError as error:
-                version = int(str(error))
-                self._damage = SessionError(
-                    f"{self.path(numbers[-1])} has format {version}, this version of notes reads {FORMAT}",
-                    "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
-                )
+                remedy = "Update notes" if error.version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name)
+                self._damage = SessionError(f"session {self.name} cannot be read: {error}", remedy)
                 return
             except SnapshotError as error:
                 message = (
                     f"the last snapshot of session {self.name}, {self.path(numbers[-1]).name}, is damaged: {error}"
                 )
                 earlier = len(numbers) > 1
-                remedy = Help.UNDO(name=self.name) if earlier else Help.PUT_BACK_OR_REMOVE(name=self.name)
-                self._damage = SessionError(message, remedy)
+                way_back = Help.UNDO(name=self.name) if earlier else Help.PUT_BACK_OR_REMOVE(name=self.name)
+                self._damage = SessionError(message, way_back)
                 return
 
-    def _read_number(self, number: int) -> Snapshot:
+    def read_number(self, number: int) -> Snapshot:
         """Read a snapshot. Raises SnapshotError if it is damaged, SessionError if it cannot be read, FileNotFoundError
         if it is gone."""
         path = self.path(number)
@@ -274,6 +311,8 @@ class Sessions:
             self.find(name)  # before anything is written
         with self._lock(name, reading), _remove_if_unused(self.folder / name):
             stored = SessionFolder(self.folder / name) if new else self.find(name)
+            if stored.numbers and not reading:
+                stored.sweep()  # a process that was killed may have left forgotten text
             try:
                 yield stored
             finally:

@@ -1,6 +1,6 @@
 """Runs the turns of a session: places corrections, follows the changed conversation with the K/V, generates, commits.
 
-Edits and cuts are in edits.py, the sequence in session_kv.py. A global erratum is stored in the library, and
+Operations between turns are in edits.py, the sequence in session_kv.py. A global erratum is stored in the library, and
 corrects every session that has the skill.
 """
 
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.positions import Patch, changed_ranges, images_of, position_map
+from notes_cli.engine.positions import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
-from notes_cli.errors import EngineError, Help, NotesError, Notice, SessionError, UnsupportedError
+from notes_cli.errors import EngineError, Help, NotesError, SessionError, UnsupportedError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import assemble, place_segment, record_uses
@@ -31,24 +31,23 @@ from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import (
     CUT,
-    Compacted,
-    Edited,
-    Editor,
-    Forgotten,
+    Removed,
     amended,
-    can_cut,
-    changes_in,
-    check_moves,
+    as_segment,
+    compact,
+    correct,
+    cut_errata,
+    edits,
     edits_in_place,
     forget,
     from_segment,
     has_image,
-    with_turns,
 )
-from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.session_kv import SessionKV, follow, render, text_of
-from notes_cli.sessions.state import TRACE, Entry, Generated, Memory, SkillText, State, Turn
-from notes_cli.text.erratum import describe_wildcards, known_fields, read_errata, unique_values
+from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.follow import render, text_of
+from notes_cli.sessions.session_kv import Planned, SessionKV
+from notes_cli.sessions.state import ANSWERED, Entry, Memory, Part, SkillText, State, Turn, messages_of, with_messages
+from notes_cli.text.erratum import Known, known_fields, read_errata
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Message, SkillPart, results_of, user_message
@@ -56,45 +55,17 @@ from notes_cli.text.skill import Skill
 from notes_cli.text.tools import calls_in, form_of
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A turn in progress."""
-
-    turn: Turn
-    state: State  # after it: skills and corrections, and the turns before it with their errata cut out
-    patches: Sequence[Patch] = ()  # of the sequence, for the changes to those turns
-    start: int = 0  # position where it begins
-    since: int = 0  # `SessionKV.changes` at its start
-    in_place: bool = False  # new values are in texts
-
-
-class Session(AbstractContextManager["Session"]):
+class Session(SessionKV, AbstractContextManager["Session"]):
     """An open session, whose lock is held. Close it, or use it as a context manager."""
 
-    def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
-        """Raise SessionError if the session is of another model, UnsupportedError if K/V of this model cannot be
-        saved."""
-        self.workspace = workspace
-        self.stored = stored
-        self._kv = SessionKV(workspace, stored)
-        self._draft = _Draft(Turn(()), State())
-        self._read_at = now()  # when global errata were read
+    _read_at = ""  # when global errata were read
 
     def close(self) -> None:
         """Free the sequence. Committed turns are on disk."""
-        self._kv.drop()
+        self.drop()
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def state(self) -> State:
-        return self.stored.state
-
-    @property
-    def sequence(self) -> KVSequence:
-        """The sequence with the session's tokens, restored from disk if the context does not have it."""
-        return self._kv.sequence
 
     @property
     def empty(self) -> bool:
@@ -132,13 +103,15 @@ class Session(AbstractContextManager["Session"]):
         grammar = constraint_of(self.workspace, request)
         if request.memory is None and self.state.memory and not request.results:
             request = replace(request, memory=self.state.memory.reference)
-        segments = self._open(request, callbacks)
+        segments = self._open_skills(request, callbacks)
         self._check_images(segments)
         memory = None if request.memory is None else segments[len(request.splice)]
         if memory and request.memory is not None:
             self._check_memory(memory)
-        had: list[SkillText | Segment] = [*self._others]
-        if memory and self._has_memory(memory.name):  # then its global errata are among those not applied yet
+        skills = self.state.skills
+        had: list[SkillText | Segment] = [skill for skill in skills if skill.name != self._memory]
+        # Of a memory with a copy global errata are among those not applied yet.
+        if memory and memory.name == self._memory and len(had) < len(skills):
             had.append(memory)
             segments = [segment for segment in segments if segment is not memory]
         self._read_at = now()
@@ -163,28 +136,25 @@ class Session(AbstractContextManager["Session"]):
                 strict=request.strict,
                 method=request.method,
             )
-            if any(part.key for part in self._draft.turn.errata):
-                method = request.method or (FIELD_ERRATUM if self._draft.in_place else ERRATUM)
+            after = self._in_progress[1]
+            if any(part.key for part in after.conversation[-1].errata):
+                in_text = any(part.key in after.corrections.in_place for part in after.conversation[-1].errata)
+                method = request.method or (FIELD_ERRATUM if in_text else ERRATUM)
                 draft = replace(draft, settings=replace(settings, method=method))
         else:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, room=room, counted=True)
             self.begin(prompt, sequence)
         if memory and request.memory is not None:
+            patches, after = self._in_progress
             kept = Memory(memory.name, self._reference(request.memory))
-            self._draft = replace(self._draft, state=replace(self._draft.state, memory=kept))
+            self._turn = patches, replace(after, memory=kept)
         return draft, sequence
 
     @property
-    def _others(self) -> list[SkillText]:
-        """The skills of the session besides its memory."""
-        memory = self.state.memory
-        return [skill for skill in self.state.skills if memory is None or skill.name != memory.name]
-
-    def _has_memory(self, name: str) -> bool:
-        """Return True if the sequence has a copy of the memory, which has this name."""
-        memory = self.state.memory
-        return memory is not None and memory.name == name and any(skill.name == name for skill in self.state.skills)
+    def _memory(self) -> str:
+        """The name of the memory; empty without one."""
+        return self.state.memory.name if self.state.memory else ""
 
     def _reference(self, memory: SkillRef) -> str:
         """Return the word by which a later turn opens the memory from any folder."""
@@ -200,7 +170,7 @@ class Session(AbstractContextManager["Session"]):
         name = self.stored.name
         if memory.media:
             raise SessionError(f"{memory.name} has an image, and a memory is a text")
-        if memory.name in {skill.name for skill in self._others}:
+        if memory.name in {skill.name for skill in self.state.skills} - {self._memory}:
             raise SessionError(f"{memory.name} is in session {name} already, and cannot be its memory as well")
         context = self.workspace.context
         why = context.supports("splice") or context.supports("rewrite")
@@ -208,9 +178,10 @@ class Session(AbstractContextManager["Session"]):
             raise UnsupportedError(
                 f"{self.workspace.model.name} cannot keep a memory: {why}", "Splice it as a skill, once"
             )
-        check_moves(self._kv, f"the memory of session {name} cannot be moved", Help.UNDO(name=name), memory=True)
+        if why := self.exhausted(self.state.moves + (self.state.memory is None)):
+            raise UnsupportedError(f"the memory of session {name} cannot be moved: {why}", Help.UNDO(name=name))
 
-    def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
+    def _open_skills(self, request: Request, callbacks: Callbacks) -> list[Segment]:
         """Open the skills of a request. Raises EngineError, with the length of the whole turn, if one does not fit."""
         try:
             return open_requested(self.workspace, request, callbacks)
@@ -240,42 +211,43 @@ class Session(AbstractContextManager["Session"]):
         """As `ask`, as a task. `assembled` is called with the sequence that has the prompt. `room`: tokens of free
         cells needed to start generating, if the caller reserves more later; None: for the whole answer."""
         prepared, sequence = self._prepare(request, callbacks, room)
-        turn = self._draft.since
+        turn = self._turn
         try:
             assembled(sequence)
             result = yield from answer_task(self.workspace, prepared, sequence, callbacks)
         except BaseException as error:
-            if isinstance(error, EngineError) and turn != self._kv.changes:
-                raise self._superseded() from error  # its sequence was closed
-            if turn == self._draft.since:  # else another turn is in progress
-                self._kv.drop()
+            if turn is self._turn:
+                self.drop()
+            elif isinstance(error, EngineError):  # its sequence was closed
+                raise self._superseded() from error
             raise
-        self.keep(result.unwritten, turn)
+        if turn is not self._turn:
+            raise self._superseded()
+        self.keep(result.unwritten)
         return result
 
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
         """Begin the first turn with its prompt assembled in this sequence. Raises EngineError if that does not have the
         tokens of the conversation."""
-        self._kv.hold(sequence)
+        self.hold(sequence)
         conversation, corrections = prompt.placed
         changes = changes_of(self.workspace, prompt) if prompt.method.edits_rows else {}
-        skills = tuple(from_segment(segment, changes.get(segment.name)) for segment in prompt.segments)
         turn = Turn(conversation.messages, reasoning="requested" if prompt.think else "none")
-        state = State(skills=skills, corrections=corrections)
         tokens = {segment.name: segment.tokens for segment in prompt.segments}
         tokens |= {name: changed.tokens for name, changed in changes.items()}
         parts = render(self.workspace, turn, tokens, first=True)
         if [token for part in parts for token in part.tokens] != sequence.tokens.tolist():
             raise EngineError("the tokens of the first turn are not those of its conversation")  # never wrong silently
-        keys = iter([self._key(state, part.name) for part in parts if part.kind == "erratum"])
-        sequence.pieces = [
-            replace(piece, name=next(keys)) if piece.kind == "erratum" else piece for piece in sequence.pieces
-        ]
-        self._draft = _Draft(turn, state, since=self._kv.changes)
+        skills = tuple(from_segment(segment, changes.get(segment.name)) for segment in prompt.segments)
+        self._turn = (), State((turn,), skills, corrections)
 
-    @staticmethod
-    def _key(state: State, name: str) -> str:
-        return state.key(name) if name else ""
+    @property
+    def _in_progress(self) -> Planned:
+        """The turn in progress: the patches of the turns before it, and the state after it, without its tokens. Raises
+        SessionError if the session was changed since it began."""
+        if self._turn is None:
+            raise self._superseded()
+        return self._turn
 
     def follow(
         self,
@@ -303,31 +275,35 @@ class Session(AbstractContextManager["Session"]):
                 name = self.stored.name
                 raise SessionError(f"{segment.name} is in session {name} already", Help.EDIT_SESSION(name=name))
             seen.add(segment.name)
-        in_place = edits_in_place(self._kv) if method is None else method.edits_rows
+        in_place = edits_in_place(self) if method is None else method.edits_rows
+        before = self._without_memory(memory) if memory else self.state
         segments = [*segments, memory] if memory else segments
+        own = [segment.name for segment in segments if (in_place and not segment.media) or segment is memory]
+        earlier = [skill.name for skill in before.skills if in_place and not has_image(self.state, skill.name)]
+        known = known_fields(*before.skills, *segments)
+        read = read_errata(errata, known)
         message = user_message(question, skills=[segment.name for segment in segments])
         turn = Turn((message,), reasoning="requested" if think else "none")
-        for moves in (True, False):
-            changes, draft = self._corrected(turn, errata, segments, memory, in_place, wording, moves=moves)
-            skills = {segment.name: segment.tokens for segment in segments}
-            parts = render(self.workspace, draft.turn, skills, first=False)
-            temporary = sum(len(patch.tokens) + max(0, patch.grows) for patch in draft.patches)
-            temporary += sum(2 * len(patch.tokens) for changed in changes.values() for patch in changed.patches)
-            count = len(self.state.tokens) + sum(len(part.tokens) for part in parts) + temporary
-            self.workspace.make_room(count, room, self._kv.loaded)
-            if not draft.patches:
-                sequence = self.sequence
+        flat = messages_of([*before.conversation, turn])[:-1]
+        skills: list[SkillText | Segment] = [*before.skills, *segments]
+        # As earlier K/V allows: values in it are computed and errata are cut out, values alone, or neither.
+        for edited, cuts in ((earlier, True), (earlier, False), ([], False)):
+            policy = Policy([*own, *edited], cuts=cuts, wording=wording)
+            messages, corrections = place(flat, skills, read, before.corrections, policy, known)
+            *turns, turn = with_messages([*before.conversation, turn], [*messages, ANSWERED])
+            wanted = _by_skill({key: corrections.values[key] for key in corrections.in_place})
+            changes = self._changes(segments, wanted, memory)
+            planned = self._follow_earlier(replace(before, corrections=corrections), turns, wanted, edited, known)
+            if (why := self.obstacle(planned)) is None:
                 break
-            try:
-                with self._kv.changing() as sequence:
-                    sequence.replace(draft.patches)
-                break
-            except UnsupportedError:  # at these positions
-                if memory:  # else errata state the values
-                    raise
+        else:
+            raise UnsupportedError(f"the memory of session {self.stored.name} cannot be moved: {why}")
+        parts = render(self.workspace, turn, {segment.name: segment.tokens for segment in segments}, first=False)
+        more = sum(len(part.tokens) for part in parts)
+        more += sum(2 * len(patch.tokens) for changed in changes.values() for patch in changed.patches)
+        sequence = self.patch(planned, more=more, room=room)
         for segment in segments:  # again: a larger context may rotate differently (LongRoPE)
             self.workspace.check(segment)
-        self._draft = replace(draft, start=len(sequence))
         placer = partial(place_segment, self.workspace, seam=seam, strict=strict or memory is not None)
         by_name = {segment.name: segment for segment in segments}
         for part in parts:
@@ -336,101 +312,76 @@ class Session(AbstractContextManager["Session"]):
             elif part.kind == "splice":
                 placer(sequence, by_name[part.name])
             else:
-                sequence.append(part.tokens, part.kind, self._key(draft.state, part.name))
+                sequence.append(part.tokens, part.kind, part.name)
         record_uses(self.workspace, segments, sequence.pieces)
-        self._draft = replace(self._draft, since=self._kv.changes)
+        patches, after = planned
+        new = (from_segment(segment, changes.get(segment.name)) for segment in segments)
+        after = replace(after, skills=(*after.skills, *new)).with_turns([*turns, turn])
+        texts, values = values_in(after.skills), corrections.values
+        computed = frozenset(key for key in corrections.in_place if texts.get(key) == values[key])
+        self._turn = patches, replace(after, corrections=replace(after.corrections, in_place=computed))
         return sequence
 
-    def _corrected(
-        self,
-        turn: Turn,
-        errata: Sequence[str],
-        segments: Sequence[Segment],
-        memory: Segment | None,
-        in_place: bool,
-        wording: str | None,
-        *,
-        moves: bool,
-    ) -> tuple[dict[str, Change], _Draft]:
-        """Place the corrections of the next turn. Return the changes of its own skills, and the turn with the changes
-        of those before it. `moves`: earlier K/V may be changed."""
-        before = self.state
-        state, had = before, self._others if memory else [*before.skills]
-        turns = [*state.conversation]
-        cut = None  # position of the earlier copy of the memory
-        if memory and state.memory:
-            old = state.memory.name
-            cut = state.span(old)[0] if self._has_memory(old) else None
-            turns = [
-                replace(each, messages=tuple(_without(message, old) for message in each.messages)) for each in turns
-            ]
-            compiled = values_in([memory])
-            outdated = [
-                f"{skill.name}.{span.name}"
-                for skill in state.skills
-                if skill.name == old
-                for span in skill.fields
-                if compiled.get(f"{old}.{span.name}") != skill.compiled.get(span.name)
-            ]
-            state = replace(state, corrections=state.corrections.without(outdated))
-        editable = [skill.name for skill in had if moves and not has_image(before, skill.name)]
-        editable = [*editable, *(segment.name for segment in segments if not segment.media)] if in_place else []
-        editable += [memory.name] if memory else []
-        skills: list[SkillText | Segment] = [*had, *segments]
-        known = known_fields(*skills)
-        parsed = read_errata(errata, known)
-        policy = Policy(editable, cuts=moves and can_cut(self._kv), wording=wording)
-        answered = Message("assistant")
-        flat = [message for each in turns for message in (*each.messages, answered)]
-        placed, corrections = place([*flat, *turn.messages], skills, parsed, state.corrections, policy, known)
-        after = iter(placed)
-        turns = [replace(each, messages=tuple(next(after) for _ in (*each.messages, 0))[:-1]) for each in turns]
-        turn = replace(turn, messages=(placed[-1],))
+    def _without_memory(self, memory: Segment) -> State:
+        """Return the state without the earlier copy of the memory, and without corrections of fields whose value in its
+        text is another one by now."""
+        state, texts, old = self.state, values_in([memory]), self._memory
+        turns = [
+            replace(turn, messages=tuple(_without(each, old) for each in turn.messages)) for turn in state.conversation
+        ]
+        compiled = [
+            (name, value) for skill in state.skills if skill.name == old for name, value in skill.compiled.items()
+        ]
+        outdated = [f"{old}.{name}" for name, value in compiled if texts.get(f"{old}.{name}") != value]
+        skills = tuple(skill for skill in state.skills if skill.name != old)
+        corrections = state.corrections.without(outdated)
+        return replace(state, conversation=tuple(turns), skills=skills, corrections=corrections)
 
-        wanted: dict[str, dict[str, str]] = {}
-        for key in corrections.in_place:
-            skill, _, name = key.partition(".")
-            wanted.setdefault(skill, {})[name] = corrections.values[key]
+    def _changes(
+        self, segments: Sequence[Segment], wanted: Mapping[str, Mapping[str, str]], memory: Segment | None
+    ) -> dict[str, Change]:
+        """Return the changes that new values make in the skills of a turn. Raises UnsupportedError for a memory whose
+        values cannot be computed in place."""
         changes = {}
         for segment in segments:
             changed = None if segment.media else change(self.workspace.model, segment, wanted.get(segment.name, {}))
-            if changed and refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
-                if segment is memory:
-                    message = f"the values of the memory {memory.name} cannot be computed in place for this model"
-                    raise UnsupportedError(message)
-            elif changed:
+            if changed and not refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
                 changes[segment.name] = changed
-        names = {skill.name for skill in had}
-        earlier = changes_in(self._kv, {name: each for name, each in wanted.items() if name in names}) if moves else {}
-        rest = replace(amended(state, earlier, in_place=True), corrections=corrections)
-        rest = with_turns(replace(rest, skills=tuple(skill for skill in rest.skills if skill.name in names)), turns)
-        patches, rest = follow(self.workspace, before, rest, range(before.turns), earlier)
-        traces = _traces(before, rest, patches) if patches else []
-        moved = any(patch.grows for patch in patches if cut is None or patch.first < cut)
-        rest = replace(
-            rest,
-            skills=(*rest.skills, *(from_segment(segment, changes.get(segment.name)) for segment in segments)),
-            edits_and_cuts=(*rest.edits_and_cuts, *traces),
-            moves=rest.moves + moved,
-        )
-        texts = values_in(rest.skills)
-        computed = frozenset(key for key in corrections.in_place if texts.get(key) == corrections.values[key])
-        stated = rest.corrections.stated | {part.key for part in turn.errata if part.key}
-        rest = replace(rest, corrections=replace(corrections, in_place=computed, stated=stated))
-        return changes, _Draft(turn, rest, patches, in_place=bool(earlier or changes))
+            elif changed and segment is memory:
+                raise UnsupportedError(f"the values of the memory {memory.name} cannot be computed in place here")
+        return changes
+
+    def _follow_earlier(
+        self,
+        rest: State,
+        turns: Sequence[Turn],
+        wanted: Mapping[str, Mapping[str, str]],
+        edited: Sequence[str],
+        known: Known,
+    ) -> Planned:
+        """Plan the changes of the turns before the next one: to `turns`, and to the values of the `edited` skills."""
+        model, before = self.workspace.model, self.state
+        found = {name: change(model, as_segment(self, name), wanted[name]) for name in edited if name in wanted}
+        changes = {name: changed for name, changed in found.items() if changed}
+        rest = amended(rest, changes, in_place=True).with_turns(turns)
+        old = {skill.name for skill in before.skills} - {skill.name for skill in rest.skills}
+        cut = [f"an erratum of {known.key(*key.split('.', 1))}" for key in cut_errata(before, rest)]
+        cut += [f"the memory {name}" for name in old]
+        patches, after = self.plan(rest, changes=changes, removed="; ".join(cut))
+        if old:  # what follows it moves once, and is not counted
+            start = before.span(old.pop())[0]
+            after = replace(after, moves=before.moves + any(patch.grows for patch in patches if patch.first < start))
+        return patches, after
 
     def append_results(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
         """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
         messages = tuple(message for message in results_of(results) if message.role == "tool")
         turn = Turn(messages, reasoning="requested" if think else "none")
         parts = render(self.workspace, turn, {}, first=False)
-        self.workspace.make_room(
-            len(self.state.tokens) + sum(len(part.tokens) for part in parts), room, self._kv.loaded
-        )
-        sequence = self.sequence
+        sequence = self.patch(((), self.state), more=sum(len(part.tokens) for part in parts), room=room)
         for part in parts:
             sequence.append(part.tokens, part.kind, part.name)
-        self._draft = _Draft(turn, self.state, start=len(self.state.tokens), since=self._kv.changes)
+        self._turn = (), replace(self.state, conversation=(*self.state.conversation, turn))
         return sequence
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
@@ -469,82 +420,56 @@ class Session(AbstractContextManager["Session"]):
         session of that name exists."""
         sessions = Sessions(self.stored.folder.parent)
         with sessions.forked(self.stored, new) as stored, Session(self.workspace, stored) as fork:
-            fork._kv.hold(self.sequence.share())
+            fork.hold(self.sequence.share())
             yield fork
 
     def _superseded(self) -> SessionError:
         message = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
         return SessionError(message, "Ask again")
 
-    def keep(self, answer: str = "", turn: int | None = None) -> None:
-        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_Draft.since`, if
-        another may have begun. Raises SessionError if the session was changed since the turn began."""
-        draft = self._draft
-        turn = draft.since if turn is None else turn
-        if not turn == draft.since == self._kv.changes:
-            raise self._superseded()
-        sequence, before = self._kv.held, self.state
+    def keep(self, answer: str = "") -> None:
+        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. Raises SessionError if the
+        session was changed since the turn began."""
+        patches, state = self._in_progress
+        sequence, before, start, turn = self._sequence, self.state, len(state.tokens), state.conversation[-1]
+        assert sequence is not None
         if answer:
             sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         sequence.flush()
+        stated = {part.key: self._read_at for part in turn.errata if part.key}
+        new = {key: self._read_at for key in state.corrections.values if key not in before.corrections.values}
         state = replace(
-            draft.state, tokens=sequence.tokens.tolist(), images=tuple(sequence.images), read_at=self._times()
+            state,
+            tokens=sequence.tokens.tolist(),
+            images=tuple(sequence.images),
+            read_at={**before.read_at, **new, **stated},
         )
-        errata = iter([part.key for part in draft.turn.errata])
-        pieces, answers = list[Entry](), list[Generated]()
-        for piece in (piece for piece in sequence.pieces if piece.position >= draft.start):
-            name = next(errata) if piece.kind == "erratum" else piece.name
-            text = text_of(self.workspace, state, piece.position, piece.position + piece.tokens)
-            pieces.append(Entry.of(piece, name, text, before.turns + 1))
+        errata = iter([part.key for part in turn.errata])
+        pieces, answers = list[Entry](), list[Part]()
+        for piece in (piece for piece in sequence.pieces if piece.position >= start):
+            name, end = next(errata) if piece.kind == "erratum" else piece.name, piece.position + piece.tokens
+            pieces.append(Entry.of(piece, name, text_of(self.workspace, state, piece.position, end), state.turns))
             if piece.kind == "answer":
-                tokens = tuple(state.tokens[piece.position : piece.position + piece.tokens])
-                answers.append(Generated(tokens, piece.reason, piece.detail))
-        complete = replace(draft.turn, answer=tuple(answers))
-        state = replace(
-            state, conversation=(*draft.state.conversation, complete), pieces=(*draft.state.pieces, *pieces)
-        )
-        changed = changed_ranges(draft.patches, len(before.tokens)) if draft.patches else []
-        self._kv.commit("turn", complete.question, state, [*changed, (draft.start, len(sequence))])
+                tokens = tuple(state.tokens[piece.position : end])
+                answers.append(Part(tokens, reason=piece.reason, detail=piece.detail))
+        complete = replace(turn, answer=tuple(answers))
+        state = replace(state, conversation=(*state.conversation[:-1], complete), pieces=(*state.pieces, *pieces))
+        self.commit("turn", complete.question, state, [*self.places((patches, state)), (start, len(sequence))])
 
-    def _times(self) -> dict[str, str]:
-        """Return for each changed field up to when global errata were read."""
-        stated = {part.key: self._read_at for part in self._draft.turn.errata if part.key}
-        new = {
-            key: self._read_at
-            for key in self._draft.state.corrections.values
-            if key not in self.state.corrections.values
-        }
-        return {**self.state.read_at, **new, **stated}
-
-    def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
-        return Editor(self._kv).edit(name, value, method)
+    def edit(self, name: str, value: str, method: Method | None = None) -> Entry:
+        """As `edits`, of one field; returns the last edit."""
+        return [*self.edits({name: value}, method)][-1]
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
-    ) -> Iterator[Edited]:
-        """Edit several fields, `*.field` in each skill that has it, yielding each edit when done. Raises NotesError,
-        before any edit, if one is not possible, or a field gets two values."""
-        for text in describe_wildcards(values, self.state.known):
-            callbacks.on_event(Notice(text))
-        editor = Editor(self._kv)
-        new_values = unique_values(
-            (key, value) for field, value in values.items() for key in editor.targets(field, value)
-        )
-        for field, value in new_values.items():
-            editor.check(field, value, method)
-        for field, value in new_values.items():
-            yield self.edit(field, value, method)
+    ) -> Iterator[Entry]:
+        return edits(self, values, method, callbacks.on_event)
 
-    def compact(self) -> Compacted:
-        return Editor(self._kv).compact()
+    def compact(self) -> Removed:
+        return compact(self)
 
-    def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
-        """Remove turns, reasoning and tool results (edits.py)."""
-        return forget(self._kv, names, method, dry=dry)
-
-    def undo(self) -> dict[str, str]:
-        """Undo the last turn, edit, compaction or cut, with the exact K/V. Raises SessionError if there is none."""
-        return self._kv.undo()
+    def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Removed:
+        return forget(self, names, method, dry=dry)
 
 
 def _needs_larger_context(error: EngineError) -> bool:
@@ -552,75 +477,28 @@ def _needs_larger_context(error: EngineError) -> bool:
 
 
 def _without(message: Message, skill: str) -> Message:
-    if not any(isinstance(part, SkillPart) and part.name == skill for part in message.parts):
-        return message
-    parts = tuple(part for part in message.parts if not (isinstance(part, SkillPart) and part.name == skill))
-    return replace(message, parts=parts)
+    kept = tuple(part for part in message.parts if not (isinstance(part, SkillPart) and part.name == skill))
+    return message if len(kept) == len(message.parts) else replace(message, parts=kept)
 
 
-def _traces(before: State, after: State, patches: Sequence[Patch]) -> list[Entry]:
-    """Return a mark for each erratum, and each copy of the memory, that was cut out of earlier turns."""
-    shift, marks = position_map(patches), list[Entry]()
-    for number, (old, new) in enumerate(zip(before.conversation, after.conversation, strict=True), 1):
-        pieces = [entry for entry in before.turn_pieces(number) if entry.kind == "erratum"]
-        left = [*new.errata]
-        for part, piece in zip(old.errata, pieces, strict=False):
-            if part in left:
-                left.remove(part)
-            else:
-                text = f"an erratum of {before.key(part.key)}"
-                marks.append(Entry(TRACE, "", text, shift(piece.position), 0, CUT, number))
-        for name in {*old.skills} - {*new.skills}:
-            marks.append(Entry(TRACE, "", f"the memory {name}", shift(before.span(name)[0]), 0, CUT, number))
-    return marks
+def _by_skill(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return values by skill and field."""
+    found: dict[str, dict[str, str]] = {}
+    for key, value in values.items():
+        skill, _, name = key.partition(".")
+        found.setdefault(skill, {})[name] = value
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Corrected:
-    """The errata that were added, the sessions edited, and the errors of those that could not be."""
-
-    errata: tuple[GlobalErratum, ...]
-    edited: tuple[str, ...]
-    skipped: Mapping[str, NotesError]
-
-
-def correct(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]) -> Corrected:
-    """Run `correcting` to its end."""
-    steps = correcting(workspace, errata, values)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            corrected: Corrected = end.value
-            return corrected
-
-
-def correcting(
-    workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]
-) -> Generator[None, None, Corrected]:
+def add_errata(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]) -> list[GlobalErratum]:
     """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
-    `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
-    SkillError, before any change, for a field that no skill has."""
-    identity, sessions = workspace.identity, Sessions(workspace.paths.sessions)
+    `*.date` for all of them. Raises SkillError, before any change, for a field that no skill has."""
     infos = [entry.info for entry in workspace.library.entries() if entry.info]
-    new = errata.add(errata_of({info.name: info for info in infos if info.identity == identity}, values))
-    edited: list[str] = []
-    skipped: dict[str, NotesError] = {}
-    for name in sessions.names():
-        yield
-        try:
-            if not sessions.find(name).state.unapplied(errata.all()):
-                continue
-            with sessions.locked(name) as stored, Session(workspace, stored) as session:
-                if apply_errata(session, errata):
-                    edited.append(name)
-        except NotesError as error:
-            skipped[name] = error
-    return Corrected(tuple(new), tuple(edited), skipped)
+    return errata.add(errata_of({info.name: info for info in infos if info.identity == workspace.identity}, values))
 
 
 def errata_of(skills: Mapping[str, Segment | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
-    """Return errata for new values of fields, as in `correcting`. Raises SkillError for a field that no skill has."""
+    """Return errata for new values of fields, as in `add_errata`. Raises SkillError for a field that no skill has."""
     known = known_fields(*skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():
@@ -633,10 +511,25 @@ def errata_of(skills: Mapping[str, Segment | Skill], values: Mapping[str, str]) 
     return new
 
 
+def correct_sessions(workspace: Workspace, errata: GlobalErrata) -> Iterator[tuple[str, int | NotesError]]:
+    """Give each session the global errata that it lacks. Yields its name with their number, or the error; a server can
+    run other work in between."""
+    sessions = Sessions(workspace.paths.sessions)
+    for name in sessions.names():
+        outcome: int | NotesError = 0
+        try:
+            if sessions.find(name).state.unapplied(errata.all()):
+                with sessions.locked(name) as stored, Session(workspace, stored) as session:
+                    outcome = apply_errata(session, errata)
+        except NotesError as error:
+            outcome = error
+        yield name, outcome
+
+
 def apply_errata(session: Session, errata: GlobalErrata) -> int:
     """Queue the global errata that a session lacks, also newer ones, for its next question. Returns their number."""
     read_at = now()
     missing = session.state.unapplied(errata.all())
     if missing:
-        Editor(session._kv).queue(missing, read_at)
+        correct(session, missing, read_at)
     return len(missing)

@@ -1,16 +1,14 @@
 """Keeps the K/V of an open session: its sequence in the context, and the files to restore that from.
 
-Renders the turns to tokens, and finds the patches by which the sequence follows a changed conversation. A turn is
-rendered as it was when it was asked, so that a conversation equals one that grew by turns: the first with the system
-message, a later one after the answer before it. Turns that an operation leaves are not rendered again.
+Every operation is `plan`, `patch` and `commit`: the conversation as it is to be, the sequence that follows it, the
+snapshot. K/V after a change is moved, so that it still depends on what was there, or it is decoded again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,21 +16,25 @@ import numpy as np
 import notes_cli
 from notes_cli.editing.methods import Change
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.positions import Image, Patch, Range, axes_of, position, position_map
-from notes_cli.engine.segment import Media, Segment, Tokens, concatenate_rows
+from notes_cli.engine.positions import Aligned, Patch, Range, align, axes_of, changed_ranges, position, removed_images
+from notes_cli.engine.segment import Media, Segment, concatenate_rows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError, UnsupportedError
-from notes_cli.library.container import checksum_of, open_segment, write_segment
+from notes_cli.library.container import write_segment
 from notes_cli.runtime.naming import model_argument
-from notes_cli.runtime.prompt import results_turn
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.state import Entry, Header, Op, State, Turn, packed
-from notes_cli.text.messages import Conversation
-from notes_cli.text.prompt import build, next_turn
+from notes_cli.sessions.follow import follow
+from notes_cli.sessions.state import ROPE, TRACE, Entry, Header, Op, Rows, State
 
 CHUNK = 512  # positions restored at once
-FILES = 8  # K/V files that are mapped at once, a file descriptor each
+FILES = 4  # K/V files that are mapped at once, a file descriptor each
+# Changes that may move K/V, by cache type: each rotates the keys, which rounds them to the type once more (error in
+# docs/LOG.md). f32 has no limit.
+MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
+FEW_MOVES = 2  # for any other type
+
+Planned = tuple[Sequence[Patch], State]  # of the sequence, and the state after them
 
 
 class SessionKV:
@@ -44,9 +46,8 @@ class SessionKV:
         self.workspace = workspace
         self.stored = stored
         self._sequence: KVSequence | None = None
-        self._by_position: list[tuple[str, int]] = []  # file and row of each token, while it is restored
         self._unwritten = False  # its K/V was changed, and that is not saved yet
-        self.changes = 0  # snapshots and drops of the sequence: each invalidates a turn in progress
+        self._turn: Planned | None = None  # in progress: it begins after the state's tokens
         for operation in ("read", "restore"):
             if reason := workspace.context.supports(operation) or workspace.context.drops:
                 raise UnsupportedError(f"a session cannot be kept for {workspace.model.name}: {reason}")
@@ -72,12 +73,6 @@ class SessionKV:
             return 0
         return len(sequence) if sequence.tokens.tolist() == self.state.tokens else 0
 
-    @property
-    def held(self) -> KVSequence:
-        """The sequence with the current turn, which is not saved yet."""
-        assert self._sequence is not None
-        return self._sequence
-
     def hold(self, sequence: KVSequence) -> None:
         """Make this the session's sequence; it ends with the turn that is committed next."""
         if self._sequence is not sequence:
@@ -88,45 +83,125 @@ class SessionKV:
         """Close the sequence; the next use restores it from disk."""
         if self._sequence is not None:
             self._sequence.close()
-        self._sequence, self._unwritten = None, False
-        self.changes += 1
+        self._sequence, self._unwritten, self._turn = None, False, None
 
-    @contextmanager
-    def changing(self) -> Iterator[KVSequence]:
-        """Yield the sequence for changes that `commit` then saves. It is dropped on failure, and if the
-        changes are not saved."""
-        sequence, self._unwritten = self.sequence, True
-        try:
-            yield sequence
-        except BaseException:
-            self.drop()
-            raise
+    # Operations.
+
+    def plan(
+        self,
+        after: State,
+        kept: Sequence[int] | None = None,
+        changes: Mapping[str, Change] = {},
+        *,
+        again: bool = False,
+        traces: bool = False,
+        removed: str = "",
+    ) -> Planned:
+        """Return the patches by which the sequence follows a changed conversation, and the state after them.
+
+        kept: For each turn of `after` its number before, from 0; by default all.
+        changes: Of skills that have other values.
+        again: Everything from the first patch on is decoded again, with `traces` also from earlier cuts on. Then the
+            first patch is an empty one, where that begins.
+        removed: Describes text that is cut out, on which K/V that is moved still depends.
+
+        Raises EngineError for a patch within an image.
+        """
+        before = self.state
+        patches, after = follow(self.workspace, before, after, range(before.turns) if kept is None else kept, changes)
+        starts = [patch.first for patch in patches] + [entry.position for entry in before.traces if traces]
+        first = min(starts, default=len(before.tokens))
+        if again:
+            return [Patch(first, first, ()), *patches], _decoded_again(after, first)
+        if removed and dependent(after, patches):
+            turn = max((entry.turn for entry in after.pieces if entry.end <= first), default=0)
+            trace = Entry(TRACE, "", removed, first, 0, "cut", turn)
+            after = replace(after, edits_and_cuts=(*after.edits_and_cuts, trace))
+        return patches, replace(after, moves=after.moves + bool(_moved(patches, len(before.tokens))))
+
+    def obstacle(self, planned: Planned, *, again: bool = False) -> str | None:
+        """Return why the sequence cannot follow, None if it can."""
+        (patches, after), before, context = planned, self.state, self.workspace.context
+        if not patches:
+            return None
+        if again:
+            removed = removed_images(before.images, [patch.span for patch in patches])
+            if any(image.last > patches[0].first and image not in removed for image in before.images):
+                return "an image follows, and its rows are not decoded again as tokens"
+            return None
+        if any(patch.tokens for patch in patches) and (reason := context.supports("rewrite")):
+            return reason
+        parts = _moved(patches, len(before.tokens))
+        if parts and (reason := context.supports("splice") or self.exhausted(after.moves)):
+            return reason
+        for part in parts:
+            start, end = (position(before.images, row) for row in part.before)
+            if reason := context.can_move(start, position(after.images, part.after[0]), end - start):
+                return reason
+        return None
+
+    def exhausted(self, moves: int) -> str | None:
+        """Return why K/V is not moved so often, None if it may be. A memory moves what follows it once more."""
+        kind = self.workspace.context.options.type_k
+        moves += self.state.memory is not None
+        if kind == "f32" or moves <= MOVES.get(kind, FEW_MOVES):
+            return None
+        what = "rows after a value of another length, or after what was cut"
+        return f"{what}, were moved {moves - 1} times, and each time rounds the keys of a {kind} cache"
+
+    def patch(self, planned: Planned, *, again: bool = False, more: int = 0, room: int = 0) -> KVSequence:
+        """Return the sequence with these patches, to be committed. It gets room for `more` tokens, and `room` for an
+        answer. A failure leaves the session as it is on disk."""
+        patches, after = planned
+        temporary = 0 if again else sum(len(patch.tokens) + max(0, patch.grows) for patch in patches)
+        count = max(len(self.state.tokens), len(after.tokens)) + temporary + more
+        self.workspace.make_room(count, room, self.loaded)
+        sequence, self._turn = self.sequence, None
+        if patches:
+            self._unwritten = True
+            if again:
+                start = self.places(planned, again=True)[0][0]
+                sequence.truncate(start)
+                sequence.append(after.tokens[start:], reason=Reason.AGAIN)
+            else:
+                sequence.replace(patches)
+        return sequence
+
+    def places(self, planned: Planned, *, again: bool = False) -> list[Range]:
+        """Return the positions, after the patches, whose K/V they change."""
+        patches, after = planned
+        if again:
+            return [(0 if self.workspace.model.recurrent else patches[0].first, len(after.tokens))]
+        return changed_ranges(patches, len(self.state.tokens)) if patches else []
+
+    def apply(
+        self, op: Op, what: str, planned: Planned, *, again: bool = False, more: int = 0, for_good: bool = False
+    ) -> None:
+        """Patch the sequence, and commit that."""
+        places = self.places(planned, again=again)
+        if planned[0]:
+            self.patch(planned, again=again, more=more).flush()
+        self.commit(op, what, planned[1], places, for_good=for_good)
 
     def commit(self, op: Op, what: str, state: State, places: Sequence[Range], *, for_good: bool = False) -> None:
         """Save the K/V at these positions of the sequence, then the snapshot that names the file: if the process is
         killed in between, nothing has happened. `for_good`: nothing before it is kept."""
-        files = dict(self.stored.files)
-        if places:
+        files, sequence = dict(self.stored.files), self._sequence
+        if places and sequence:
             path = self.stored.next_rows
-            sequence = self.held
             places = [(0, len(sequence))] if self._header.prefix_only or for_good else places
             checksum = write_segment(path, self._read(sequence, places), writer=f"notes {notes_cli.__version__}")
             state, files = state.with_rows(path.name, places), {**files, path.name: checksum}
         used = {rows.file for rows in state.rows}
         files = {name: checksum for name, checksum in files.items() if name in used}
         self.stored.commit(op, what, state, files, self.stored.header or self._header, for_good=for_good)
-        self._unwritten = False
-        self.changes += 1
+        self._unwritten, self._turn = False, None
 
     def undo(self) -> dict[str, str]:
-        """Take back the last operation, restoring the exact K/V before it. Raises SessionError if there is none."""
+        """Undo the last operation, restoring the exact K/V before it. Raises SessionError if there is none."""
         undone = self.stored.undo()
         self.drop()
         return undone
-
-    def text_bytes(self, first: int, last: int) -> bytes:
-        """Return the text of tokens [first, last)."""
-        return b"".join(map(self.workspace.model.token_bytes, self.state.tokens[first:last]))
 
     # The K/V files.
 
@@ -162,22 +237,27 @@ class SessionKV:
         context = self.workspace.context
         prefix_only = context.supports("splice") is not None
         model = str(self.workspace.model.path.absolute())
-        return Header(self.workspace.identity, context.options.cache, prefix_only, model)
+        rope = {name: getattr(context.options, name) for name in ROPE}
+        return Header(self.workspace.identity, context.options.cache, prefix_only, model, **rope)
 
     def _restore(self) -> KVSequence:
         """Return a new sequence with the K/V of the session's tokens. Raises SessionError if the files do not match."""
-        count = len(self.stored.state.tokens)
-        self.workspace.make_room(count)
+        state = self.state
+        self.workspace.make_room(len(state.tokens))
         self._check()  # a larger context may rotate differently (LongRoPE)
         sequence = self.workspace.sequence()
         try:
-            if self._header.prefix_only:
-                self._restore_prefix(sequence)
-            else:
-                opened: dict[str, Segment] = {}
-                self._by_position = self.state.by_position
-                for first, last in self._chunks(count):
-                    sequence.splice(self._chunk(first, last, opened))
+            if not self._header.prefix_only:
+                opened = lru_cache(FILES)(self._open)
+                for first, last, run in self._chunks():
+                    sequence.splice(self._chunk(opened(run.file), first, last, run.first))
+            elif state.rows and (self.stored.folder / state.rows[0].file).is_file():
+                sequence.restore(self._open(state.rows[0].file))
+            else:  # after two undos: older files are deleted
+                sequence.append(state.tokens)
+                sequence.flush()
+            if sequence.tokens.tolist() != state.tokens:
+                raise self._mismatch()
         except BaseException:
             sequence.close()
             raise
@@ -187,79 +267,48 @@ class SessionKV:
                 *(entry.kind, entry.name, entry.position, entry.tokens, how),
                 *(Reason.RESTORED_SESSION, self.stored.name),
             )
-            for entry in self.state.pieces
+            for entry in state.pieces
         ]
         return sequence
 
-    def _restore_prefix(self, sequence: KVSequence) -> None:
-        name = self.state.rows[0].file if self.state.rows else ""
-        if name and (self.stored.folder / name).is_file():
-            segment = self._open(name)
-            if len(segment) != len(self.stored.state.tokens):
-                raise self._mismatch()
-            self._check_rows(segment.tokens, 0)
-            sequence.restore(segment)
-        else:  # after two undos: older files are deleted
-            sequence.append(self.state.tokens)
-            sequence.flush()
+    def _chunks(self) -> Iterator[tuple[int, int, Rows]]:
+        """Yield ranges of positions to restore at once, with images whole, and their rows."""
+        first = 0
+        for run in self.state.rows:
+            start, end = first, first + run.count
+            while first < end:
+                last = min(end, first + CHUNK)
+                last = next((one.last for one in self.state.images if one.first < last < one.last), last)
+                yield first, last, Rows(run.file, run.first + first - start, last - first)
+                first = last
 
-    def _chunks(self, count: int) -> Iterator[Range]:
-        """Yield ranges of positions to restore at once, with images whole."""
-        images, first = self.stored.state.images, 0
-        while first < count:
-            last = min(count, first + CHUNK)
-            last = next((image.last for image in images if image.first < last < image.last), last)
-            yield first, last
-            first = last
-
-    def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
-        """Return the K/V of positions [first, last), collected from the files with the latest of each."""
-        runs = packed(self._by_position[first:last])
-        parts = []
-        for name, row, count in ((run.file, run.first, run.count) for run in runs):
-            opened[name] = opened.pop(name) if name in opened else self._open(name)
-            try:
-                part = opened[name].slice(row, row + count)
-            except EngineError as error:
-                raise self._mismatch() from error
-            if len(runs) > FILES:  # a copy in memory, so that the file can be closed
-                layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in part.layers)
-                part = replace(part, tokens=part.tokens.copy(), context=part.context.copy(), layers=layers)
-            parts.append(part)
-            if len(opened) > FILES:
-                del opened[next(iter(opened))]  # least recently used
-        tokens = np.concatenate([part.tokens for part in parts])
-        self._check_rows(tokens, first)
-        images = self.stored.state.images
+    def _chunk(self, segment: Segment, first: int, last: int, row: int) -> Segment:
+        """Return the K/V of positions [first, last), which is in the rows from `row` on."""
+        try:
+            part = segment.slice(row, row + last - first)
+        except EngineError as error:
+            raise self._mismatch() from error
+        images = self.state.images
         inside = [image for image in images if first <= image.first < last]
         return replace(
-            parts[0],
-            tokens=tokens,
+            part,
             base=position(images, first),
-            layers=concatenate_rows([part.layers for part in parts]),
             media=tuple(Media(image.first - first, image.last - first, image.positions, "", 0, 0) for image in inside),
             axes=axes_of(images, first, last),
         )
-
-    def _check_rows(self, tokens: Tokens, first: int) -> None:
-        if tokens.tolist() != self.stored.state.tokens[first : first + len(tokens)]:
-            raise self._mismatch()
 
     def _mismatch(self) -> SessionError:
         return SessionError(f"the rows in {self.stored.folder} are not those of its tokens")
 
     def _open(self, name: str) -> Segment:
-        """Open a K/V file. Raises SessionError unless its checksum is the one of the snapshot."""
-        path = self.stored.folder / name
+        """Open a K/V file. Raises SessionError unless it is the one that the snapshot names."""
+        assert self.stored.snapshot
         try:
-            if checksum_of(path) != self.stored.files.get(name):
-                message = f"{path} is not the file that session {self.stored.name} names"
-                raise SessionError(message, Help.UNDO(name=self.stored.name))
-            return open_segment(path)
+            return self.stored.open_rows(name, self.stored.snapshot)
         except SegmentError as error:
-            if not isinstance(error, DamagedError) and path.exists():
-                raise SessionError(error.what, error.remedy) from error  # unreadable now, but perhaps intact
-            raise SessionError(error.what, Help.UNDO(name=self.stored.name)) from error
+            damaged = isinstance(error, DamagedError) or not (self.stored.folder / name).exists()
+            remedy = Help.UNDO(name=self.stored.name) if damaged else error.remedy  # else unreadable now, but intact
+            raise SessionError(f"session {self.stored.name}: {error.what}", remedy) from error
 
     def _read(self, sequence: KVSequence, places: Sequence[Range]) -> Segment:
         """Return the K/V at these positions as one segment, with keys rotated as in the cache."""
@@ -273,169 +322,27 @@ class SessionKV:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a turn with its tokens, as a chunk of a prompt, or a part of an answer."""
-
-    kind: str
-    name: str
-    tokens: tuple[int, ...]
-    reason: Reason = Reason.PLAIN
-    detail: str = ""
-
-    @property
-    def key(self) -> object:
-        """By which parts are compared: a skill's name, as its values may change and images may share tokens; else the
-        tokens."""
-        return self.name if self.kind == "splice" else self.tokens
+def _moved(patches: Sequence[Patch], length: int) -> list[Aligned]:
+    """Return the ranges of a sequence of `length` tokens that the patches move."""
+    return [part for part in align(patches, length) if not part.patch and part.before != part.after]
 
 
-def render(workspace: Workspace, turn: Turn, skills: Mapping[str, Tokens], *, first: bool) -> list[Part]:
-    """Render a turn. `skills`: the tokens of each that it has. `first`: no turn is before it. Raises ModelError if the
-    chat template has no place for a message."""
-    template = workspace.template if turn.reasoning == "none" else workspace.thinking_template
-    template = template.earlier if turn.reasoning == "removed" else template
-    if turn.results:
-        chunks = results_turn(workspace, template, turn.results)
-    else:
-        chunks = build(template, Conversation(turn.messages)) if first else next_turn(template, turn.messages)
-    names = {"erratum": (part.key for part in turn.errata), "result": (name for name, _ in turn.results)}
-    parts = []
-    for number, chunk in enumerate(chunks):
-        ids = skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk)
-        if first and number == 0:
-            opening = workspace.with_bos(ids[:0] if chunk.kind == "splice" else ids)
-            if chunk.kind == "splice" and len(opening):
-                parts.append(Part("text", "", tuple(map(int, opening))))
-            ids = ids if chunk.kind == "splice" else opening
-        name = next(names[chunk.kind], "") if chunk.kind in names else chunk.name
-        parts.append(Part(chunk.kind, name, tuple(map(int, ids))))
-    return [*parts, *(Part("answer", "", part.tokens, part.reason, part.detail) for part in turn.answer)]
+def dependent(after: State, patches: Sequence[Patch]) -> int:
+    """Return how many tokens after the first patch were computed with those before it, and are moved."""
+    first = min((patch.first for patch in patches), default=len(after.tokens))
+    computed = [entry for entry in after.pieces if entry.how != "spliced"]
+    following = sum(max(0, entry.end - max(first, entry.position)) for entry in computed)
+    return following - sum(len(patch.tokens) for patch in patches)
 
 
-def parts_of(state: State, turns: Iterable[int]) -> list[Part]:
-    """Return the parts of some turns, from 0, as they are in the sequence."""
-    parts: list[Part] = []
-    for entry in (entry for turn in turns for entry in state.turn_pieces(turn + 1)):
-        tokens = tuple(state.tokens[entry.position : entry.end])
-        if entry.kind == "splice" and parts and (parts[-1].kind, parts[-1].name) == ("splice", entry.name):
-            parts[-1] = replace(parts[-1], tokens=(*parts[-1].tokens, *tokens))
-        else:
-            marks = (entry.reason, entry.detail) if entry.kind == "answer" else ()
-            parts.append(Part(entry.kind, entry.name, tokens, *marks))
-    return parts
-
-
-def follow(
-    workspace: Workspace, before: State, after: State, kept: Sequence[int], changes: Mapping[str, Change]
-) -> tuple[list[Patch], State]:
-    """Return the patches of the sequence by which it follows a changed conversation, and the state with tokens, pieces
-    and positions after them; its new rows have no file yet. `kept`: for each turn of `after` its number in `before`,
-    from 0. `changes`: of skills that have other values. Raises EngineError for a patch within an image."""
-    skills = {one.name: np.array(before.tokens[slice(*before.span(one.name))], np.int32) for one in before.skills}
-    skills |= {name: changed.tokens for name, changed in changes.items()}
-    patches, layout, done = list[Patch](), list[list[Part]](), 0
-    for number, (turn, old) in enumerate(zip(after.conversation, kept, strict=True)):
-        same = turn == before.conversation[old] and (number == 0) == (old == 0) and not changes.keys() & {*turn.skills}
-        parts = parts_of(before, [old]) if same else render(workspace, turn, skills, first=number == 0)
-        layout.append(parts)
-        patches += _difference(parts_of(before, range(done, old + 1)), parts, _start(before, done), changes)
-        done = old + 1
-    if _start(before, done) < len(before.tokens):
-        patches.append(Patch(_start(before, done), len(before.tokens), ()))
-    patches = _applicable(patches, before.tokens, before.images)
-    moved = after.patched(patches)
-    if moved.tokens != [token for parts in layout for part in parts for token in part.tokens]:
-        raise EngineError("the changed tokens of the session are not those of its conversation")  # never wrong silently
-    pieces = tuple(_pieces(workspace, before, moved, layout, patches))
-    return patches, replace(moved, pieces=pieces)
-
-
-def _start(state: State, turn: int) -> int:
-    return next((entry.position for entry in state.pieces if entry.turn > turn), len(state.tokens))
-
-
-def _difference(old: Sequence[Part], new: Sequence[Part], start: int, changes: Mapping[str, Change]) -> Iterator[Patch]:
-    """Yield the patches between two lists of parts, whose first token is at `start`."""
-    at = [start]
-    for part in old:
-        at.append(at[-1] + len(part.tokens))
-    matcher = SequenceMatcher(None, [part.key for part in old], [part.key for part in new], autojunk=False)
-    for tag, first, last, new_first, new_last in matcher.get_opcodes():
-        if tag != "equal":
-            yield from _replaced(old[first:last], new[new_first:new_last], at[first])
-            continue
-        for part, place in zip(old[first:last], at[first:last], strict=True):
-            if part.kind == "splice" and part.name in changes:
-                yield from (patch.offset(place) for patch in changes[part.name].patches)
-
-
-def _replaced(old: Sequence[Part], new: Sequence[Part], start: int) -> Iterator[Patch]:
-    """Yield the patch of what differs between two lists of parts without an equal one."""
-    a, b = (
-        [(part.name if part.kind == "splice" else "", token) for part in parts for token in part.tokens]
-        for parts in (old, new)
-    )
-    size = min(len(a), len(b))
-    head = next((place for place in range(size) if a[place] != b[place]), size)
-    tail = next((place for place in range(size - head) if a[-1 - place] != b[-1 - place]), size - head)
-    if len(a) > head + tail or len(b) > head + tail:
-        yield Patch(start + head, start + len(a) - tail, tuple(token for _, token in b[head : len(b) - tail]))
-
-
-def _applicable(patches: Iterable[Patch], tokens: Sequence[int], images: Sequence[Image]) -> list[Patch]:
-    """Merge adjacent patches, and extend one that only inserts by a token beside it: each must replace some."""
-    merged: list[Patch] = []
-    for patch in patches:
-        if patch.first == patch.last and not (merged and merged[-1].last == patch.first):
-            inside = any(image.first < patch.first <= image.last for image in images)
-            if patch.first and not inside:
-                patch = Patch(patch.first - 1, patch.last, (tokens[patch.first - 1], *patch.tokens))
-            else:
-                patch = Patch(patch.first, patch.last + 1, (*patch.tokens, tokens[patch.last]))
-        if merged and merged[-1].last >= patch.first:
-            patch = Patch(merged[-1].first, patch.last, (*merged.pop().tokens, *patch.tokens))
-        merged.append(patch)
-    return merged
-
-
-def _pieces(
-    workspace: Workspace, before: State, after: State, layout: Sequence[Sequence[Part]], patches: Sequence[Patch]
-) -> Iterator[Entry]:
-    """Yield a piece for each part of each turn, with the origin of its K/V from the pieces that its tokens were in."""
-    shift = position_map(patches)
-    old = [(shift(entry.position), shift(entry.end), entry) for entry in before.pieces]
-    old = [(start, end, entry) for start, end, entry in old if start < end]
-    end, number = 0, 0
-    for turn, parts in enumerate(layout, 1):
-        for part in parts:
-            start, end = end, end + len(part.tokens)
-            spans: list[tuple[int, int, Entry]] = []
-            while number < len(old) and old[number][0] < end:
-                first, last, entry = old[number]
-                entry = replace(entry, kind=part.kind, name=part.name, turn=turn)
-                if "answer" in (part.kind, old[number][2].kind):
-                    entry = replace(entry, reason=part.reason, detail=part.detail)
-                first, last = max(first, start), min(last, end)
-                if spans and made(spans[-1][2]) == made(entry):
-                    first, _, entry = spans.pop()
-                spans.append((first, last, entry))
-                if old[number][1] > end:
-                    break
-                number += 1
-            for first, last, entry in spans:
-                if before.tokens[entry.position : entry.end] != after.tokens[first:last]:
-                    entry = replace(entry, text=text_of(workspace, after, first, last))
-                yield replace(entry, position=first, tokens=last - first)
-
-
-def made(entry: Entry) -> Entry:
-    """Return how the K/V of an entry was made."""
-    return replace(entry, position=0, tokens=0, text="")
-
-
-def text_of(workspace: Workspace, state: State, first: int, last: int) -> str:
-    """Return the text of tokens [first, last), without the rows of images."""
-    inside = {row for image in state.images for row in range(image.first, image.last)}
-    visible = [state.tokens[place] for place in range(first, last) if place not in inside]
-    return workspace.model.text(visible, special=True)
+def _decoded_again(state: State, first: int) -> State:
+    """Return the state after everything from `first` on was decoded again: without traces of cuts there."""
+    again = {"how": "decoded", "reason": Reason.AGAIN, "detail": "", "moved": 0, "rewritten": 0, "blocks": 0}
+    pieces = [
+        replace(entry, **again) if entry.position >= first and entry.how != "decoded" else entry  # type: ignore[arg-type]
+        for entry in state.pieces
+    ]
+    marks = [entry for entry in state.edits_and_cuts if entry.kind != TRACE or entry.position < first]
+    after = replace(state, pieces=tuple(pieces), edits_and_cuts=tuple(marks))
+    skills = [replace(skill, in_place=False) if after.span(skill.name)[0] >= first else skill for skill in after.skills]
+    return replace(after, skills=tuple(skills))

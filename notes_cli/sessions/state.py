@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import json
 import re
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from enum import Enum
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import Image, Patch, Range, apply_patches, is_ascending, position_map, removed_images
 from notes_cli.engine.segment import FieldSpan, Identity
-from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.runtime.place import Corrections, is_superseded, values_in
+from notes_cli.library.global_errata import GlobalErratum, applying
+from notes_cli.library.metadata import from_json, to_json
+from notes_cli.runtime.place import Corrections, values_in
 from notes_cli.text.erratum import Known, known_fields, word
 from notes_cli.text.messages import ErratumPart, Message, SkillPart, TextPart
 
 TRACE = "forgotten"  # kind of an entry that marks a cut
-MARKS = ("edit", TRACE)  # kinds of entries without tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +66,25 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """A part of an answer: its tokens as they were generated, and whether they are reasoning or chosen."""
+class Part:
+    """A part of a turn with its tokens: a chunk of the prompt, or of an answer as it was generated."""
 
     tokens: tuple[int, ...]
-    reason: Reason = Reason.PLAIN
+    kind: str = "answer"
+    name: str = ""
+    reason: Reason = Reason.PLAIN  # of an answer: reasoning, or chosen
     detail: str = ""
 
     @property
     def thought(self) -> bool:
+        """True for reasoning, and for the tokens that end it."""
         return self.reason in (Reason.THOUGHT, Reason.THOUGHT_END)
+
+    @property
+    def key(self) -> object:
+        """By which parts are compared: a skill's name, as its values may change and images may share tokens; else the
+        tokens."""
+        return self.name if self.kind == "splice" else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class Turn:
     """A user's message (the first after the system message, if any) or the results of tools, and the answer."""
 
     messages: tuple[Message, ...]
-    answer: tuple[Generated, ...] = ()
+    answer: tuple[Part, ...] = ()
     reasoning: Literal["none", "requested", "removed"] = "none"  # which generation prompt the answer follows
 
     @property
@@ -146,9 +153,8 @@ class State:
     memory: Memory | None = None
     edits_and_cuts: tuple[Entry, ...] = ()
     moves: int = 0  # how often K/V was moved in place
-    # Errata for all sessions.
-    read_at: Mapping[str, str] = field(default_factory=dict)  # by `skill.field` that was changed: when they were read
-    undone: tuple[tuple[str, str, str], ...] = ()  # edits that were undone: `skill.field`, value, and such a time
+    # By `skill.field` that was changed, the time up to which global errata were known.
+    read_at: Mapping[str, str] = field(default_factory=dict)
     # Rendered.
     pieces: tuple[Entry, ...] = ()
     tokens: list[int] = field(default_factory=list)
@@ -222,17 +228,6 @@ class State:
             for entry in self.log
         ]
 
-    @property
-    def superseded(self) -> list[str]:
-        """The `skill.field` of each superseded erratum in the sequence, in order."""
-        later, found = set(self.corrections.pending), list[str]()
-        for turn in reversed(self.conversation):
-            for part in reversed(turn.errata):
-                if is_superseded(part, self.corrections.values, later):
-                    found.append(part.key)
-                later.add(part.key)
-        return found[::-1]
-
     def turn_pieces(self, turn: int) -> list[Entry]:
         return [entry for entry in self.pieces if entry.turn == turn]
 
@@ -266,6 +261,12 @@ class State:
             edits_and_cuts=tuple(replace(entry, position=shift(entry.position)) for entry in self.edits_and_cuts),
         )
 
+    def with_turns(self, turns: Iterable[Turn]) -> State:
+        """Return the state with changed turns, and the fields that their errata state."""
+        conversation = tuple(turns)
+        stated = frozenset(part.key for turn in conversation for part in turn.errata if part.key)
+        return replace(self, conversation=conversation, corrections=replace(self.corrections, stated=stated))
+
     def with_rows(self, file: str, ranges: Sequence[Range]) -> State:
         """Return the state whose K/V at these positions is in a file, one range after the other."""
         by_position = (self.by_position + [("", 0)] * len(self.tokens))[: len(self.tokens)]
@@ -276,17 +277,47 @@ class State:
     def unapplied(self, errata: Sequence[GlobalErratum]) -> dict[str, str]:
         """Return the values, by `skill.field`, of global errata (oldest first) that the session has not applied. An
         erratum applies to the same skill by its marks, whose field has or had the value that it replaces."""
-        current, values = self.current, dict[str, str]()
+        found, current = dict[str, str](), self.current
         for skill in self.skills:
-            for erratum in errata:
-                key = f"{skill.name}.{erratum.field}"
-                old = current.get(key), skill.compiled.get(erratum.field)
-                if erratum.skill == skill.name and erratum.is_of(skill.marks) and key in current and erratum.was in old:
-                    values[key] = erratum.value
-                    times = [time for name, value, time in self.undone if (name, value) == (key, erratum.value)]
-                    if erratum.value == current[key] or max([self.read_at.get(key, ""), *times]) >= erratum.time:
-                        del values[key]
-        return values
+            fields = [f"{skill.name}.{span.name}" for span in skill.fields]
+            values = {key.partition(".")[2]: current[key] for key in fields}
+            known = {key.partition(".")[2]: self.read_at[key] for key in fields if key in self.read_at}
+            new = applying(errata, skill.name, skill.marks, values, skill.compiled, known)
+            found |= {f"{skill.name}.{name}": value for name, value in new.items()}
+        return found
+
+    def given(
+        self, key: str, value: str, *, in_place: bool, states: bool, method: str, read_at: str, **more: Any
+    ) -> State:
+        """Return the state with a new value of a field, by `skill.field`, and an entry for that edit. `in_place`: the
+        text gets it, `states`: the next question states it. `more`: of the entry, which is at the end by default."""
+        entry = {
+            "position": len(self.tokens),
+            "tokens": 0,
+            "how": method,
+            "turn": self.turns,
+            "erratum": states,
+            **more,
+        }
+        return replace(
+            self,
+            corrections=self.corrections.given(key, value, in_place=in_place, states=states),
+            read_at={**self.read_at, key: read_at},
+            edits_and_cuts=(*self.edits_and_cuts, Entry("edit", key, f"{self.key(key)}={value}", **entry)),
+        )
+
+
+ANSWERED = Message("assistant")  # in place of an answer, whose text does not matter
+
+
+def messages_of(turns: Iterable[Turn]) -> list[Message]:
+    return [message for turn in turns for message in (*turn.messages, ANSWERED)]
+
+
+def with_messages(turns: Sequence[Turn], messages: Iterable[Message]) -> tuple[Turn, ...]:
+    """Return the turns with changed messages, of as many as `messages_of` has."""
+    left = iter(messages)
+    return tuple([replace(turn, messages=tuple([next(left) for _ in (*turn.messages, 0)][:-1])) for turn in turns])
 
 
 def packed(by_position: Sequence[tuple[str, int]]) -> tuple[Rows, ...]:
@@ -296,7 +327,7 @@ def packed(by_position: Sequence[tuple[str, int]]) -> tuple[Rows, ...]:
     return tuple(Rows(*part[0], len(part)) for part in parts)
 
 
-FORMAT = 9  # changes when an older version would read a newer snapshot wrongly
+FORMAT = 10  # changes when an older version would read a newer snapshot wrongly
 ROWS = re.compile(r"(?:0[0-9]{3}|[1-9][0-9]{3,8})\.gguf")  # names of K/V files
 
 
@@ -308,9 +339,15 @@ class Header:
     cache: str  # types of K and V in the cache, "q8_0/f16"
     prefix_only: bool  # K/V cannot be moved, so each turn stores that of the whole sequence
     model: str  # path of the model file, for display
+    rope_scaling: str | None = None  # as in ContextOptions, as are the next
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_orig_ctx: int = 0
 
 
-Op = Literal["begin", "turn", "edit", "compact", "forget"]
+ROPE = ("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
+# "correct": by global errata, which stay away when it is undone.
+Op = Literal["begin", "turn", "edit", "correct", "compact", "forget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +370,11 @@ class SnapshotError(ValueError):
 
 
 class OtherFormatError(SnapshotError):
-    """A snapshot in a format that this version does not read; the message is its number."""
+    """A snapshot has a format that this version does not read."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"it has format {version}, this version of notes reads {FORMAT}")
+        self.version = version
 
 
 def serialize(snapshot: Snapshot) -> bytes:
@@ -349,7 +390,7 @@ def read_snapshot(data: bytes) -> Snapshot:
     try:
         content = json.loads(line)
         if type(content["format"]) is int and content["format"] != FORMAT:
-            raise OtherFormatError(str(content["format"]))
+            raise OtherFormatError(content["format"])
         snapshot: Snapshot = from_json(Snapshot, content)
         _check(snapshot)
     except SnapshotError:
@@ -388,7 +429,7 @@ def _check(snapshot: Snapshot) -> None:
         for span in skill.fields:
             require(0 <= span.start <= span.end and skill.text[span.start : span.end] == span.value)
             require(0 <= span.first < span.last <= last - first)
-    require(all(key in state.current and state.known.find(key) for key in state.corrections.values))
+    require(state.corrections.values.keys() <= values_in(state.skills).keys())
     require(all(key in state.corrections.values for key in state.corrections.pending))
     require(is_ascending([(image.first, image.last) for image in state.images], count))
     require(all(map(_is_image, state.images)))
@@ -404,65 +445,3 @@ def _is_image(image: Image) -> bool:
     if image.grid is None:
         return image.positions == rows > 0
     return min(image.grid) > 0 and image.grid[0] * image.grid[1] == rows and image.positions == max(image.grid)
-
-
-# JSON of dataclasses: members that have their default are left out.
-
-
-def to_json(value: Any) -> Any:
-    if is_dataclass(value):
-        parts = {part.name: (getattr(value, part.name), part) for part in fields(value)}
-        return {name: to_json(each) for name, (each, part) in parts.items() if each != _default(part)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {key: to_json(each) for key, each in value.items()}
-    if isinstance(value, list):  # of tokens
-        return value
-    if isinstance(value, (tuple, frozenset)):
-        return [to_json(each) for each in (sorted(value) if isinstance(value, frozenset) else value)]
-    return value
-
-
-def _default(part: Any) -> Any:
-    return part.default_factory() if part.default_factory is not MISSING else part.default
-
-
-@cache
-def _types(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def from_json(kind: Any, value: Any) -> Any:
-    """Return a value of this type. Raises KeyError, TypeError or ValueError if the JSON has another type."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        parts = [part for part in args if part in (TextPart, SkillPart, ErratumPart)]
-        if parts:  # of a message: the first member of each is its own
-            return from_json(next((part for part in parts if fields(part)[0].name in value), int), value)
-        (kind,) = (arg for arg in args if arg is not type(None))
-        return from_json(kind, value)
-    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
-        if value not in (args or [each.value for each in kind]):
-            raise ValueError(value)
-        return value if args else kind(value)
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = _types(kind)
-        if not isinstance(value, dict) or not value.keys() <= {part.name for part in fields(kind)}:
-            raise TypeError(kind)
-        return kind(**{name: from_json(hints[name], each) for name, each in value.items()})
-    if origin in (tuple, list, frozenset):
-        if not isinstance(value, list):
-            raise TypeError(kind)
-        if args[0] is int and all(type(each) is int for each in value):  # tokens
-            return origin(value)
-        if origin is tuple and args[-1] is not Ellipsis:
-            return tuple(from_json(arg, each) for arg, each in zip(args, value, strict=True))
-        return origin(from_json(args[0], each) for each in value)
-    if origin is not None:  # a mapping
-        return {from_json(args[0], key): from_json(args[1], each) for key, each in value.items()}
-    if kind is Any or type(value) is kind:
-        return value
-    raise TypeError(kind)

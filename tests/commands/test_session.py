@@ -49,6 +49,16 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
 
 
+def test_rope_settings_of_the_first_turn_hold(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of variables, too, which the second session has and the first one has not; a flag that differs is refused."""
+    monkeypatch.setenv("NOTES_ROPE_FREQ_BASE", "20000")
+    assert notes("ask", "Why?", "--session", "other", "-n", 1).code == notes(*GO_ON).code == 0
+    monkeypatch.delenv("NOTES_ROPE_FREQ_BASE")
+    assert notes("ask", "And then?", "--session", "other", "-n", 1).code == 0
+    refused = notes("ask", "So?", "--session", "other", "--rope-freq-base", "10000", "-n", 1)
+    assert refused.code == 1 and "begun with RoPE norm base 20000" in refused.err
+
+
 def test_undo_says_what_it_took_back(notes: Notes, begun: Path) -> None:
     for question in ("And now?", "And then?"):
         assert notes("ask", question, *GO_ON[2:]).code == 0

@@ -1,10 +1,9 @@
-"""A new method in the registry works in prompts and in sessions, and no other code depends on its name."""
+"""A new method in the registry works in prompts, and no other code depends on its name."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from numpy.typing import NDArray
 
 import notes_cli
-from notes_cli.config import paths
 from notes_cli.editing.methods import (
     METHODS,
     Change,
@@ -21,15 +19,12 @@ from notes_cli.editing.methods import (
     Placer,
     in_place,
 )
-from notes_cli.engine.positions import Range
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill
 
 from .conftest import OpenWorkspace
@@ -37,9 +32,9 @@ from .conftest import OpenWorkspace
 NEW = {"date": "2026-07-01"}
 
 
-def field_and_last(sequence: KVSequence, segment: Segment, change: Change, placer: Placer | None) -> Sequence[Range]:
+def field_and_last(sequence: KVSequence, segment: Segment, change: Change, placer: Placer) -> None:
     """A new edit operation: the field in place, and the last token of the skill."""
-    return in_place(sequence, segment, change, placer, [len(segment) - 1])
+    in_place(sequence, segment, change, placer, [len(segment) - 1])
 
 
 TOY = Method("toy", field_and_last, in_place=True, needs_rewrite=True)
@@ -86,27 +81,6 @@ def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system
     assert start + len(segment) - 1 in changed <= expected(segment, start)
     assert sum(piece.rewritten for piece in edited.pieces) == len(expected(segment, start))
     assert assemble(workspace, replace(prompt, method=Method.parse("toy")), dry=True).pieces == edited.pieces
-
-
-def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> None:
-    """Edited, committed, restored from disk and undone, each with the exact K/V."""
-    prompt = Prompt("Why?", [segment])
-    with Sessions(paths().sessions).locked("mine", new=True) as stored:
-        session = Session(workspace, stored)
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
-        before, (start, end) = rows(session.sequence), session.state.span(segment.name)
-        done = session.edit("date", NEW["date"], Method.parse("toy"))
-        after = rows(session.sequence)
-        changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
-        places = expected(segment, start)
-        assert end - 1 in changed <= places and done.rows == len(places)
-    with Sessions(paths().sessions).locked("mine") as stored:
-        session = Session(workspace, stored)
-        assert session.state.fields["date"] == NEW["date"] and session.state.entries[-1].how == "toy"
-        assert np.array_equal(rows(session.sequence), after)
-        session.undo()
-        assert np.array_equal(rows(session.sequence), before)
 
 
 def test_nobody_asks_for_a_name() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from notes_cli.engine.segment import Identity
 from notes_cli.sessions.folder import SessionFolder
-from notes_cli.sessions.state import Entry, Generated, Header, Op, Rows, State, Turn, serialize
+from notes_cli.sessions.state import Entry, Header, Op, Part, Rows, State, Turn, serialize
 from notes_cli.text.messages import user_message
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
@@ -26,7 +26,7 @@ def asked(*questions: str) -> State:
         )
         state = replace(
             state,
-            conversation=(*state.conversation, Turn((user_message(question),), (Generated((at + 2,)),))),
+            conversation=(*state.conversation, Turn((user_message(question),), (Part((at + 2,)),))),
             pieces=(*state.pieces, *pieces),
             tokens=[*state.tokens, at, at + 1, at + 2],
             rows=(*state.rows, Rows(f"{turn:04d}.gguf", 0, 3)),

@@ -17,7 +17,7 @@ from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import Generated, Rows, Snapshot, read_snapshot, serialize
+from notes_cli.sessions.state import Part, Rows, Snapshot, read_snapshot, serialize
 
 from .snapshots import HEADER, asked, snapshot
 
@@ -43,7 +43,7 @@ def begun(sessions: Sessions, make_segment: MakeSegment) -> SessionFolder:
             files = {**stored.files, stored.next_rows.name: write_segment(stored.next_rows, segment)}
             state = asked(*questions)
             last = tuple(segment.tokens.tolist())
-            turn = replace(state.conversation[-1], answer=(Generated(last[2:]),))
+            turn = replace(state.conversation[-1], answer=(Part(last[2:]),))
             state = replace(
                 state, tokens=[*stored.state.tokens, *last], conversation=(*stored.state.conversation, turn)
             )
@@ -159,32 +159,32 @@ def only(*names: str) -> Change:
         (lambda parts: packed(parts)[:700], "it ends too early"),
         (lambda parts: packed(parts)[:9000], "it ends too early"),
         (only(*NAMES[:3]), "the rows 0001.gguf are missing"),
-        (only(*NAMES[1:]), "0001.json in it is of another session"),
+        (only(*NAMES[1:]), "0001.json is of another session"),
         (only("0000.json", "0002.json", *NAMES[3:]), r"'0001\.gguf' does not belong in it"),
-        (only("0001.gguf", *NAMES[:3]), "does not begin with a snapshot"),
-        (only("0001.json", "0000.json", *NAMES[2:]), "0001.json in it is of another session"),
-        (lambda parts: packed({**parts, "0002.json": parts["0002.json"] + b"{}\n"}), "0002.json in it is damaged"),
-        (lambda parts: packed({**parts, "0000.json": b""}), "0000.json in it is damaged: it is empty"),
+        (only("0001.gguf", *NAMES[:3]), r"'0001\.gguf' does not belong in it"),
+        (only("0001.json", "0000.json", *NAMES[2:-1]), "the rows 0002.gguf are missing"),
+        (lambda parts: packed({**parts, "0002.json": parts["0002.json"] + b"{}\n"}), "0002.json cannot be read"),
+        (lambda parts: packed({**parts, "0000.json": b""}), "0000.json cannot be read: it is empty"),
         (lambda parts: packed({**parts, "0002.json": flip(parts["0002.json"], 99)}), "is not as it was written"),
-        (forged(lambda one: replace(one, format=10)), "it has format 10, this version of notes reads 9"),
-        (forged(lambda one: replace(one, op="x")), "0002.json in it is damaged: its values contradict"),  # type: ignore[arg-type]
-        (forged(other_model), "0002.json in it is of another session"),
-        (forged(lambda one: replace(one, first=True)), "0002.json in it is of another session"),
-        (all_of_another_model, "0001.gguf in it is of another model"),
-        (forged(other_tokens), "holds the rows of other tokens"),
-        (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf in it is damaged"),
-        (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf in it is damaged"),
-        (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "0001.gguf in it is not the file"),
+        (forged(lambda one: replace(one, format=11)), "it has format 11, this version of notes reads 10"),
+        (forged(lambda one: replace(one, op="x")), "0002.json cannot be read: its values contradict"),  # type: ignore[arg-type]
+        (forged(other_model), "0002.json is of another session"),
+        (forged(lambda one: replace(one, first=True)), "the rows 0001.gguf are missing"),
+        (all_of_another_model, "0001.gguf is of another model"),
+        (forged(other_tokens), "has the rows of other tokens"),
+        (lambda parts: packed({**parts, "0001.gguf": flip(parts["0001.gguf"], -9)}), "0001.gguf is damaged"),
+        (lambda parts: packed({**parts, "0001.gguf": b"GGUF"}), "0001.gguf is damaged"),
+        (lambda parts: packed({**parts, "0001.gguf": parts["0002.gguf"]}), "0001.gguf is not the file"),
         (renamed("0002.gguf", "../0002.gguf"), r"'\.\./0002\.gguf' does not belong in it"),
         (renamed("0002.gguf", "/tmp/0002.gguf"), "does not belong in it"),
         (renamed("0002.gguf", "0009.gguf"), r"'0009\.gguf' does not belong in it"),
         (renamed("0002.gguf", "0002.gguf\x1b[2J\n"), r"'0002\.gguf\\x1b\[2J\\n' does not belong in it"),
         (renamed("0002.gguf", "x" * 200 + ".gguf"), "is not a regular file"),
         (renamed("0002.json", "999999999.json"), r"'999999999\.json' does not belong in it"),
-        (renamed("0000.json", "./0000.json"), "does not begin with a snapshot"),
-        (renamed("0000.json", "00000.json"), "does not begin with a snapshot"),
+        (renamed("0000.json", "./0000.json"), r"'\./0000\.json' does not belong in it"),
+        (renamed("0000.json", "00000.json"), "'00000.json' does not belong in it"),
         (with_info("0001.gguf"), r"'0001\.gguf' does not belong in it"),
-        (with_info("0003.json"), r"'0003\.json' does not belong in it"),
+        (with_info("0003.json"), "0003.json cannot be read: it is empty"),
         (with_info("0003.gguf", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
         (with_info("0003.gguf", type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is not a regular file"),
         (with_info("0003.gguf", type=tarfile.DIRTYPE), "is not a regular file"),
@@ -251,7 +251,7 @@ def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: M
 def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:
     """It could not be imported."""
     (begun.folder / "0001.gguf").write_bytes(b"GGUF")
-    with pytest.raises(SessionError, match=r"session mine is damaged: 0001\.gguf in it is damaged"):
+    with pytest.raises(SessionError, match=r"session mine cannot be exported: 0001\.gguf is damaged"):
         archived(begun)
     (begun.folder / "0001.gguf").unlink()
     with pytest.raises(SessionError, match=r"the rows 0001\.gguf are missing"):

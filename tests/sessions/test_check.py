@@ -50,7 +50,7 @@ def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
 def test_a_snapshot_that_is_damaged(sessions: Sessions) -> None:
     """The last one, or an earlier one, which an undo would need: reported, and nothing is repaired."""
     folder = sessions.folder / "mine"
-    for name, why in (("0001.json", "an earlier snapshot is damaged"), ("0002.json", "0002.json, is damaged")):
+    for name, why in (("0001.json", "0001.json is damaged"), ("0002.json", "0002.json, is damaged")):
         data = (folder / name).read_bytes()
         (folder / name).write_bytes(data.replace(b"Why?", b"Who?"))
         before = snapshot(folder)
@@ -80,9 +80,9 @@ def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
     layers = tuple(replace(rows, k=-rows.k) for rows in segment.layers)
     write_segment(path, replace(segment, layers=layers))
     (finding,) = found(sessions)
-    assert "0001.gguf in it is not the file that the session names" in finding.what
+    assert "0001.gguf is not the file that the session names" in finding.what
     with sessions.locked("mine") as stored, Session(workspace, stored) as session:
-        with refused(SessionError, "0001.gguf is not the file that session mine names"):
+        with refused(SessionError, "0001.gguf is not the file that the session names"):
             session.ask(Request("Last?", max_tokens=2))
         assert stored.state.turns == 2
 

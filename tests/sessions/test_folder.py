@@ -131,8 +131,8 @@ def test_a_snapshot_is_read_as_it_was_written(begun: SessionFolder, sessions: Se
     """The control of the two tests before. Those of other versions are refused with the remedy."""
     forged(begun, lambda content: None)
     assert sessions.find("mine").state == begun.state == SECOND
-    forged(begun, put("format", to=10))
-    with pytest.raises(SessionError, match=r"has format 10, this version of notes reads 9\. Update notes"):
+    forged(begun, put("format", to=11))
+    with pytest.raises(SessionError, match=r"has format 11, this version of notes reads 10\. Update notes"):
         _ = sessions.find("mine").state
     old = sessions.folder / "old"
     old.mkdir(mode=0o700)
@@ -163,12 +163,15 @@ def test_files_that_no_snapshot_needs_go(begun: SessionFolder) -> None:
     assert own() == {"0003.json", "0003.gguf"}
     for name, data in kept.items():
         (begun.folder / name).write_bytes(data)  # as if killed before they were removed
-    stored = SessionFolder(begun.folder)
-    with pytest.raises(SessionError, match=r"nothing to undo in session mine: what was forgotten by suffix is gone"):
-        stored.undo()
-    commit(stored, SECOND)
-    assert own() == {"0003.json", "0003.gguf", "0004.json", "0004.gguf"} and stored.undo()["op"] == "turn"
     sessions = Sessions(begun.folder.parent)
+    with sessions.locked("mine") as stored:
+        assert own() == {"0003.json", "0003.gguf"}
+        with pytest.raises(
+            SessionError, match=r"nothing to undo in session mine: what was forgotten by suffix is gone"
+        ):
+            stored.undo()
+        commit(stored, SECOND)
+        assert own() == {"0003.json", "0003.gguf", "0004.json", "0004.gguf"} and stored.undo()["op"] == "turn"
     assert sessions.remove("mine") == [begun.folder] and sessions.names() == []
     assert {*begun.folder.iterdir()} == {*strange, begun.folder / "folder"}
 

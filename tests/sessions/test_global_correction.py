@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import notes_cli as notes
-from notes_cli.errors import Notice
+from notes_cli.errors import HeldSessionError, Notice
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, holding, now
 from notes_cli.library.store import Library
-from notes_cli.sessions.session import Corrected, correct, correcting
+from notes_cli.sessions.session import add_errata, correct_sessions
 from tests.events import on
 
 from ..conftest import MakeModel
@@ -52,8 +52,10 @@ def errata_of(model: notes.Model) -> GlobalErrata:
     return GlobalErrata(library_of(model).folder)
 
 
-def corrected(model: notes.Model, date: str = LATE) -> Corrected:
-    return correct(model.workspace, errata_of(model), {"date": date})
+def corrected(model: notes.Model, date: str = LATE) -> dict[str, object]:
+    """Correct all sessions; return those that were, with the number of errata or the error."""
+    add_errata(model.workspace, errata_of(model), {"date": date})
+    return {name: outcome for name, outcome in correct_sessions(model.workspace, errata_of(model)) if outcome}
 
 
 def new_errata(model: notes.Model, name: str, **how: object) -> list[str]:
@@ -78,7 +80,7 @@ def test_another_skill_of_the_name_is_not_corrected(
         path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")
         assert new_errata(model, f"before-{name}", splice=[str(path)]) == []
     new_errata(model, "mine", splice=[compiled])
-    assert corrected(model).edited == ("mine",)
+    assert corrected(model) == {"mine": 1}
     assert alone(model, compiled) and LATE in new_errata(model, "mine")[0]
     for name in other:
         path = str(tmp_path / name / "returns.md")
@@ -127,7 +129,7 @@ def test_a_session_in_its_first_turn_gets_it(model: notes.Model, compiled: notes
     with model.session("racer") as session:
         going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
-        assert corrected(model).edited == ()
+        assert corrected(model) == {}
         list(going)
     (only,) = new_errata(model, "racer", errata=[f"returns.date={OWN}"] if own else [])
     assert (OWN if own else LATE) in only
@@ -142,7 +144,7 @@ def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes
     folder = model.workspace.paths.sessions / "away"
     shutil.copytree(folder, tmp_path / "kept")
     with model.session("cut"):
-        assert "cut" in corrected(model).skipped
+        assert isinstance(corrected(model)["cut"], HeldSessionError)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "kept", folder)
     with model.session("cut") as session:
@@ -168,7 +170,7 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
         session.forget(1, method="suffix")
     assert LATE not in "".join(new_errata(model, "edited"))
     assert new_errata(model, "undone") == new_errata(model, "asked") == new_errata(model, "forgotten") == []
-    assert set(corrected(model, LATER).edited) == {"edited", "undone", "asked", "forgotten"}
+    assert set(corrected(model, LATER)) == {"edited", "undone", "asked", "forgotten"}
 
 
 def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: notes.Segment) -> None:
@@ -176,8 +178,9 @@ def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: 
     names = ("p", "q")
     for name in names:
         new_errata(model, name, splice=[compiled])
-    going = correcting(model.workspace, errata_of(model), {"date": LATE})
-    next(going)
+    add_errata(model.workspace, errata_of(model), {"date": LATE})
+    going = correct_sessions(model.workspace, errata_of(model))
+    assert next(going) == ("p", 1)
     corrected(model, LATER)
     list(going)
     for name in names:

@@ -32,8 +32,8 @@ from notes_cli.measure.verify import causes_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.follow import render
 from notes_cli.sessions.session import Session
-from notes_cli.sessions.session_kv import render
 from notes_cli.sessions.state import State
 from notes_cli.text.skill import parse_skill
 
@@ -46,9 +46,14 @@ METHODS = st.sampled_from(["field", "field+erratum", "erratum", "suffix"])
 Before = tuple[State, list[Any]]
 
 
+def far(found: list[Any], wanted: list[Any]) -> float:
+    return max(nmse(*pair) for pair in zip(found, wanted, strict=True) if np.any(pair))
+
+
 class Machine(RuleBasedStateMachine):
     make: Callable[[], Workspace]
     examples = 0
+    exact = 0  # times that K/V was that of a prefill, without a reason for it not to be
 
     @initialize()
     def start(self) -> None:
@@ -67,6 +72,12 @@ class Machine(RuleBasedStateMachine):
         stored = self.open.enter_context(Sessions(paths().sessions).locked(self.name, new=True))
         return self.open.enter_context(Session(self.workspace, stored))
 
+    def _alike(self, kept: list[Any]) -> bool:
+        """Bit for bit, but for models of which no file is left after two undos."""
+        found = rows(self.session.sequence)
+        whole = not (self.session.stored.header and self.session.stored.header.prefix_only)
+        return same(found, kept) if whole else far(found, kept) < 1e-6
+
     def _reopen(self) -> None:
         self.open.close()
         self.open = ExitStack()
@@ -78,7 +89,7 @@ class Machine(RuleBasedStateMachine):
         try:
             operation()
         except NotesError:
-            assert self.session.state == before[0] and same(rows(self.session.sequence), before[1])
+            assert self.session.state == before[0] and self._alike(before[1])
             return
         if self.session.state != before[0]:
             self.earlier.append(before)
@@ -112,7 +123,7 @@ class Machine(RuleBasedStateMachine):
         found = self.session.state
         assert found.conversation == state.conversation and found.tokens == state.tokens
         assert (found.fields, found.pending, found.entries) == (state.fields, state.pending, state.entries)
-        assert same(rows(self.session.sequence), kept)
+        assert self._alike(kept)
 
     @rule(whole=st.booleans())
     def continue_a_copy(self, whole: bool) -> None:
@@ -141,7 +152,7 @@ class Machine(RuleBasedStateMachine):
         (stored.folder / ".0001.json.x.tmp").write_bytes(b"{")
         self.workspace = Machine.make()
         self._reopen()
-        assert self.session.state == before and same(rows(self.session.sequence), kept)
+        assert self.session.state == before and self._alike(kept)
 
     @invariant()
     def tokens_are_those_of_the_conversation(self) -> None:
@@ -167,15 +178,26 @@ class Machine(RuleBasedStateMachine):
         with self.workspace.sequence() as fresh:
             fresh.append(self.session.state.tokens)
             fresh.flush()
-            far = max(nmse(*pair) for pair in zip(rows(self.session.sequence), rows(fresh), strict=True))
-        assert far < 1e-4 or causes_of(self.session.state)
+            distance = far(rows(self.session.sequence), rows(fresh))
+        causes = causes_of(self.session.state)
+        assert distance < 1e-4 or causes
+        Machine.exact += not causes
 
 
-def test_any_operations_in_any_order(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Machine, "make", staticmethod(lambda: make_workspace("llama", cache="f16", n_ctx=2048)), raising=False
-    )
+@pytest.mark.parametrize(("kind", "examples"), [("llama", 16), ("lfm2", 6), ("gpt2", 6)])
+def test_any_operations_in_any_order(
+    make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch, kind: str, examples: int
+) -> None:
+    """Of a model whose rows move, of one with recurrent layers, and of one whose positions are learned."""
+    make = staticmethod(lambda: make_workspace(kind, cache="f16", n_ctx=2048))
+    monkeypatch.setattr(Machine, "make", make, raising=False)
+    monkeypatch.setattr(Machine, "exact", 0)
     how = settings(
-        max_examples=8, stateful_step_count=10, deadline=None, derandomize=True, suppress_health_check=[*HealthCheck]
+        max_examples=examples,
+        stateful_step_count=10,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[*HealthCheck],
     )
     run_state_machine_as_test(Machine, settings=how)
+    assert Machine.exact > examples

@@ -18,9 +18,9 @@ from notes_cli.engine.positions import Patch, apply_patches
 from notes_cli.engine.segment import FieldSpan, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.runtime.place import Policy, place
-from notes_cli.sessions.edits import Parts, _remaining
-from notes_cli.sessions.session_kv import follow, render
-from notes_cli.sessions.state import Entry, Generated, SkillText, State, Turn
+from notes_cli.sessions.edits import Parts, remaining
+from notes_cli.sessions.follow import follow, render
+from notes_cli.sessions.state import Entry, Part, SkillText, State, Turn
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.messages import Conversation, Message, TextPart, asking, results_of, user_message
 from notes_cli.text.prompt import build
@@ -57,9 +57,9 @@ class Plain:
         return np.array([BOS, *ids], np.int32)
 
 
-def answered(text: str, thought: str = "") -> tuple[Generated, ...]:
-    thoughts = (Generated(spelled(thought), Reason.THOUGHT),) if thought else ()
-    return (*thoughts, Generated(spelled(text)))
+def answered(text: str, thought: str = "") -> tuple[Part, ...]:
+    thoughts = (Part(spelled(thought), reason=Reason.THOUGHT),) if thought else ()
+    return (*thoughts, Part(spelled(text)))
 
 
 def grown(workspace: Any, turns: Sequence[Turn], skills: Sequence[SkillText] = (), **more: Any) -> State:
@@ -117,10 +117,14 @@ def test_turns_are_rendered_as_a_whole_conversation_and_go_as_if_never_there(nam
         assert state.tokens == [BOS, *(token for part in tokens for token in part), *spelled(_answer(turns[-1]).text)]
         for gone in (each for count in (1, 2, 3) for each in combinations(range(4), count)):
             kept = [number for number in range(4) if number not in gone]
-            parts = Parts(tuple(number + 1 for number in gone))
-            rest, _, _ = _remaining(workspace, state, parts, kept, "mine")
+            parts = named(turn=[number + 1 for number in gone])
+            rest, _, _ = remaining(workspace, state, parts, kept, "mine")
             decoded = [token for patch in check(workspace, state, rest, kept, {}) for token in patch.tokens]
             assert "Why" not in workspace.text(decoded) and "So" not in workspace.text(decoded)
+
+
+def named(**parts: Sequence[int]) -> Parts:
+    return {"turn": [], "thought": [], "tool": [], **parts}
 
 
 def _answer(turn: Turn) -> Message:
@@ -147,7 +151,7 @@ def test_corrected_turns_are_as_if_they_had_begun_with_the_last_values(name: str
             turns = [*turns, Turn(tuple(left), answered(f"So {number}."))]
             state = grown(workspace, turns, [SKILL], corrections=corrections)
         assert [part.key for turn in turns for part in turn.errata] == ["", "returns.date", "returns.tier"]
-        rest, repeated, _ = _remaining(workspace, state, Parts((1, 3)), [1, 3], "mine")
+        rest, repeated, _ = remaining(workspace, state, named(turn=[1, 3]), [1, 3], "mine")
         check(workspace, state, rest, [1, 3], {})
         assert repeated == ("date", "tier") and not rest.conversation[0].errata
         edited = Change(
@@ -188,13 +192,13 @@ def test_results_of_tools_and_reasoning_go_as_if_never_there(name: str) -> None:
         ]
         state = grown(workspace, turns)
         gone: list[tuple[Parts, list[int]]] = [
-            (Parts((2, 3)), [0, 3]),
-            (Parts((), (), (3,)), [0, 1, 2, 3]),
-            (Parts((1, 4)), [1, 2]),
+            (named(turn=[2, 3]), [0, 3]),
+            (named(tool=[3]), [0, 1, 2, 3]),
+            (named(turn=[1, 4]), [1, 2]),
         ]
-        gone += [(Parts((), (1, 4)), [0, 1, 2, 3])] if not workspace.reasoning.end else []
+        gone += [(named(thought=[1, 4]), [0, 1, 2, 3])] if not workspace.reasoning.end else []
         for parts, kept in gone:
-            rest, _, _ = _remaining(workspace, state, parts, kept, "mine")
+            rest, _, _ = remaining(workspace, state, parts, kept, "mine")
             check(workspace, state, rest, kept, {})
             texts = workspace.text(grown(workspace, rest.conversation).tokens)
-            assert ("Hm." in texts) == (0 in kept and not parts.thoughts) and ("CALL" in texts) == (1 in kept)
+            assert ("Hm." in texts) == (0 in kept and not parts["thought"]) and ("CALL" in texts) == (1 in kept)

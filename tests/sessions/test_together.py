@@ -17,7 +17,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import session_kv
+from notes_cli.sessions import folder
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, parse_skill
@@ -48,13 +48,13 @@ def pieces_of(session: Session) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     opened: list[Path] = []
-    real = session_kv.open_segment
+    real = folder.open_segment
 
     def counted(path: Path) -> Segment:
         opened.append(path)
         return real(path)
 
-    monkeypatch.setattr(session_kv, "open_segment", counted)
+    monkeypatch.setattr(folder, "open_segment", counted)
     return opened
 
 
@@ -103,7 +103,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("rows were read from disk")
 
-    monkeypatch.setattr(session_kv, "open_segment", refuse)
+    monkeypatch.setattr(folder, "open_segment", refuse)
 
 
 def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:
