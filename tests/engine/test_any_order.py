@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import distance, nmse, same, stopping
+from reference import all_rows, distance, nmse, same, stopping, written
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.positions import Patch, position_map
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
 from notes_cli.explanations import why
@@ -64,11 +64,6 @@ class Twin:
             self.exact = place + 1 if place <= self.exact else self.exact
 
 
-def rows(sequence: KVSequence) -> tuple[LayerRows, ...]:
-    context, length = sequence.context, sequence.context.length(sequence.seq_id)
-    return context.read(sequence.seq_id, 0, length, base=0, dtype=context.lossless_type) if length else ()
-
-
 @contextmanager
 def interrupting(step: str, before: bool = False, error: BaseException | None = None) -> Iterator[None]:
     """A method of contexts is interrupted once, before it begins or, as ctypes is, after it; "" and others are not."""
@@ -108,17 +103,17 @@ class Script:
             if operation in flushed:
                 twin.sequence.flush()
                 twin.cells += [object() for _ in twin.tokens[len(twin.cells) :]]
-            others = [(one.sequence, rows(one.sequence)) for one in self.twins if one is not twin]
-            own, pieces = rows(twin.sequence), [*twin.sequence.pieces]
+            others = [(one.sequence, all_rows(one.sequence)) for one in self.twins if one is not twin]
+            own, pieces = all_rows(twin.sequence), [*twin.sequence.pieces]
             try:
                 operation(twin)
                 self.done[operation.__name__] += 1
                 if operation in (self.resize, self.fail_to_resize, self.lookahead, self.share):
-                    assert same(rows(twin.sequence), own), self.log
+                    assert same(all_rows(twin.sequence), own), self.log
             except EngineError as error:
                 self.log.append(f"refused: {error.what}")
-                assert same(rows(twin.sequence), own) and twin.sequence.pieces == pieces, self.log
-            assert all(same(rows(sequence), before) for sequence, before in others), self.log
+                assert same(all_rows(twin.sequence), own) and twin.sequence.pieces == pieces, self.log
+            assert all(same(all_rows(sequence), before) for sequence, before in others), self.log
             self.check()
         self.context.close()
         self.alone.close()
@@ -147,10 +142,7 @@ class Script:
 
     def prefill(self, tokens: Sequence[int]) -> KVSequence:
         self.alone.clear()
-        sequence = KVSequence(self.alone)
-        sequence.append(tokens)
-        sequence.flush()
-        return sequence
+        return written(self.alone, tokens)
 
     # Operations. One that is refused changes nothing.
 
@@ -262,7 +254,7 @@ class Script:
         if twin.exact == len(twin.tokens):
             assert nmse(found, alone.logits()) < self.bound, self.log
         if twin.exact and not recurrent:
-            both = ([one.cut(slice(twin.exact)) for one in rows(each)] for each in (twin.sequence, alone))
+            both = ([one.cut(slice(twin.exact)) for one in all_rows(each)] for each in (twin.sequence, alone))
             assert self.bound > 1e-3 or distance(*both) < self.bound, self.log
 
     def logits_at_times(self, twin: Twin) -> None:

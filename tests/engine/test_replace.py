@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
-from reference import distance, nmse, same
+from reference import Load, distance, nmse, same
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.limits import ContextOptions
-from notes_cli.engine.model import Model
 from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
-
-from ..conftest import MakeModel
 
 BOUND = {"f32": 1e-6, "f16": 1e-5}
 LEFT = np.arange(10, 18, dtype=np.int32)
@@ -33,30 +28,8 @@ ASK = [72, 105, 63]
 LONGER, SHORTER = Patch(20, 22, (1, 2, 3, 4)), Patch(30, 34, (5, 6))
 
 
-@pytest.fixture(scope="module")
-def load(make_model: MakeModel) -> Iterator[Callable[..., Context]]:
-    """One context for each kind of model and cache; empty when it is handed out."""
-    with ExitStack() as opened:
-        load = cache(lambda kind: opened.enter_context(Model(make_model(kind))))
-        make = cache(lambda kind, options: opened.enter_context(Context(load(kind), options)))
-
-        def get(kind: str = "llama", type_k: str = "f16", type_v: str = "f16", flash: Any = "off") -> Context:
-            options = ContextOptions(n_ctx=512, n_threads=1, type_k=type_k, type_v=type_v, flash_attention=flash)
-            context: Context = make(kind, options)
-            context.clear()
-            return context
-
-        yield get
-
-
-Load = Callable[..., Context]
-
-
 def written(context: Context, tokens: list[Any] | None = None) -> KVSequence:
-    seq = KVSequence(context)
-    seq.append(TEXT if tokens is None else tokens)
-    seq.flush()
-    return seq
+    return reference.written(context, TEXT if tokens is None else tokens)
 
 
 def read(context: Context, first: int, last: int) -> tuple[LayerRows, ...]:
@@ -80,7 +53,7 @@ def goes_on_right(seq: KVSequence, kv: str) -> bool:
 @pytest.mark.parametrize("patch", [LONGER, SHORTER, Patch(0, 3, (7,)), Patch(20, 30, ())])
 def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
     """Rows before the change are bit-identical, those after are the old ones spliced where they are now."""
-    context = load(kind, kv, kv)
+    context = load(kind, type_k=kv, type_v=kv)
     seq = written(context)
     head, tail = read(context, 0, patch.first), context.read(0, patch.last, 48 - patch.last, base=patch.last, dtype=kv)
     assert seq.replace([patch]) == len(patch.tokens)
@@ -122,7 +95,7 @@ def test_two_changes_at_once(load: Load, kind: str) -> None:
 )
 def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, type_v: str) -> None:
     """Rows of any type that are put aside and come back to their place are as they were."""
-    context = load("qwen3", type_k, type_v, "on")
+    context = load("qwen3", type_k=type_k, type_v=type_v, flash_attention="on")
     seq = written(context)
     before = read(context, 34, 48)
     seq.replace([LONGER, SHORTER])
@@ -134,7 +107,7 @@ def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None
     """A value and every token after it, or all, in one pass: rows and logits are those of the new text, decoded."""
     whole = Patch(0, 48, (7,)), Patch(0, 48, (7,) * 60)
     for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8)), *whole):
-        seq = written(load("llama", kv, kv))
+        seq = written(load("llama", type_k=kv, type_v=kv))
         assert seq.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
         assert goes_on_right(seq, kv)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from reference import LoadZoo, nmse, open_context, same
+import reference
+from reference import Load, LoadZoo, all_rows, nmse, open_context, same
 
 from notes_cli.engine.context import Context, Pool
 from notes_cli.engine.limits import ContextOptions
@@ -23,32 +21,9 @@ from notes_cli.errors import EngineError, UnsupportedError
 TEXT = list(range(40))
 MORE = [7, 3, 9]
 
-Load = Callable[..., Context]
-
-
-@pytest.fixture
-def load(make_model: Callable[..., Path]) -> Iterator[Load]:
-    """Contexts of tiny models, open as long as a test needs them."""
-    with ExitStack() as opened:
-
-        def make(kind: str = "llama", **options: Any) -> Context:
-            model = opened.enter_context(Model(make_model(kind, name="tiny")))  # llama.cpp knows "phi3" in a name
-            settings = ContextOptions(**{"n_ctx": 512, "n_threads": 1, **options})
-            return opened.enter_context(Context(model, settings))
-
-        yield make
-
 
 def written(context: Context, tokens: Sequence[int] = TEXT) -> KVSequence:
-    seq = KVSequence(context)
-    seq.append(tokens)
-    seq.flush()
-    return seq
-
-
-def rows(seq: KVSequence) -> tuple[LayerRows, ...]:
-    context = seq.context
-    return context.read(seq.seq_id, 0, context.length(seq.seq_id), base=0, dtype=context.lossless_type)
+    return reference.written(context, tokens)
 
 
 def close(found: np.ndarray, wanted: np.ndarray) -> bool:
@@ -171,7 +146,7 @@ def test_an_indexers_keys_come_along(load_zoo: LoadZoo) -> None:
         two.rewrite([5], [1])
         before, found = [], []
         for each in (before, found):
-            each += [rows(one), rows(two)]
+            each += [all_rows(one), all_rows(two)]
             context.resize(n_ctx=2 * context.n_ctx)
         assert context.used == len(TEXT) + 1
         for was, layers in zip(before, found, strict=True):
@@ -187,25 +162,25 @@ def test_states_that_have_parted_are_not_lost(load: Load) -> None:
     two = one.share()
     two.append(MORE)
     two.flush()
-    before = rows(one), rows(two)
+    before = all_rows(one), all_rows(two)
     with pytest.raises(UnsupportedError, match="without which they need 403 cells, and it has"):
         context.resize(n_ctx=1024)
-    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
+    assert same(all_rows(one), before[0]) and same(all_rows(two), before[1]) and one.intact and two.intact
 
 
 def test_a_rotation_that_would_change(load: Load) -> None:
     """LongRoPE has other factors beyond a length: refused while there are rows, and all is as it was."""
     context = load("phi3", n_ctx=1024)
     with written(context) as seq:
-        before, logits = rows(seq), seq.logits()
+        before, logits = all_rows(seq), seq.logits()
         with pytest.raises(UnsupportedError, match="rotates its keys differently in a context of 8,192 tokens"):
             context.resize(n_ctx=8192)
-        assert context.options.n_ctx == 1024 and same(rows(seq), before)
+        assert context.options.n_ctx == 1024 and same(all_rows(seq), before)
         seq.truncate(len(TEXT) - 1)
         seq.append(TEXT[-1:])
         assert close(seq.logits(), logits)
         context.resize(n_ctx=2048)
-        assert same(rows(seq), before)
+        assert same(all_rows(seq), before)
     context.resize(n_ctx=8192)
     assert context.n_ctx >= 8192
 
