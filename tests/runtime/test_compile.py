@@ -155,7 +155,11 @@ STDIN, UNKNOWN = "this one is from standard input", "from an unknown place"
 # The source that a segment records, that of another text of its name, and why that does not take its place, if so.
 SOURCES = [
     *(("-", "-", STDIN), ("", "-", STDIN), ("", "a.txt", UNKNOWN), ("", "b.txt", UNKNOWN), ("a.txt", "a.txt", "")),
-    *(("a.txt", "b.txt", "a.txt.* this one is from .*b.txt"), ("a.txt", "-", STDIN), ("-", "a.txt", "from standard input")),
+    *(
+        ("a.txt", "b.txt", "a.txt.* this one is from .*b.txt"),
+        ("a.txt", "-", STDIN),
+        ("-", "a.txt", "from standard input"),
+    ),
 ]
 
 
