@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, signals
-from notes_cli.commands.terminal import COMMON, add_common_options, common_options, defaults_of, keys_of, settings_for
+from notes_cli.commands.terminal import COMMON, add_common_options, common_options, defaults_of, keys_of
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -155,7 +155,7 @@ def cli(ctx: click.Context) -> None:
         for section in SECTIONS:
             settings.pop(section, None)
         _check_settings(settings, name)
-        defaults = defaults_of(command, settings_for(name, settings, COMMANDS))
+        defaults = defaults_of(command, name, settings, COMMANDS)
     ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
     output.run.json = output.run.json or bool(defaults.get("json_"))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import notes_cli
-from notes_cli.errors import Help, NotesError
+from notes_cli.errors import NotesError
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
@@ -140,12 +140,17 @@ def by_flag(settings: Mapping[Any, Any], path: Path | str) -> dict[str, Any]:
     return {flag: settings[key] for flag, key in keys.items()}
 
 
+def _section(settings: Mapping[str, Any], name: str, form: str) -> dict[str, str]:
+    """Return a section of config.yaml, {} without it. Raises NotesError unless it has texts as values: the `form`."""
+    section = settings.get(name, {})
+    if not isinstance(section, dict) or not all(isinstance(value, str) and value for value in section.values()):
+        raise NotesError(f"{name} in config.yaml must hold `{form}` lines", MEND)
+    return section
+
+
 def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's names for models: alias -> file or other name. Raises NotesError for other values."""
-    names = settings.get("models", {})
-    if not isinstance(names, dict) or not all(isinstance(value, str) and value for value in names.values()):
-        raise NotesError("models in config.yaml must hold `name: file` lines", MEND)
-    return names
+    return _section(settings, "models", "name: file")
 
 
 def named_model(settings: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -189,12 +194,8 @@ def with_model_defaults(text: str, model: str, chosen: Mapping[str, str]) -> str
 
 def cache(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the library's settings: `max_size`, as written. Raises NotesError for other keys or values."""
-    options = settings.get("cache", {})
-    if not isinstance(options, dict) or not all(isinstance(value, str) and value for value in options.values()):
-        raise NotesError("cache in config.yaml must hold `max_size: SIZE`", "Write it like max_size: 20GB")
-    options = {key.replace("-", "_"): value for key, value in options.items()}
-    unknown = sorted(options.keys() - {"max_size"})
-    if unknown:
+    options = {key.replace("-", "_"): value for key, value in _section(settings, "cache", "max_size: 20GB").items()}
+    if unknown := sorted(options.keys() - {"max_size"}):
         raise NotesError(f"there is no setting {unknown[0]!r} under cache in config.yaml", "There is max_size")
     return options
 
@@ -273,16 +274,17 @@ def home_folder() -> Path:
 
 def shipped_eye() -> tuple[Path, Path]:
     """Return the files of the shipped vision model and its projector. Raises NotesError if one is missing."""
-    model, projector = (resource("models") / name for name in EYE_FILES)
-    for path in (model, projector):
-        if not path.is_file():
-            raise NotesError(f"{path} is missing", Help.REINSTALL_OR_NAME_MODEL())
+    model, projector = map(_shipped, EYE_FILES)
     return model, projector
 
 
 def shipped_model() -> Path:
     """Return the file of the shipped model. Raises NotesError if it is missing."""
-    model = resource("models") / SHIPPED_MODEL
-    if not model.is_file():
-        raise NotesError(f"{model} is missing", Help.REINSTALL_OR_NAME_MODEL())
-    return model
+    return _shipped(SHIPPED_MODEL)
+
+
+def _shipped(name: str) -> Path:
+    path = resource("models") / name
+    if not path.is_file():
+        raise NotesError(f"{path} is missing", "Install notes again, or name another model")
+    return path

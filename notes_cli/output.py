@@ -363,12 +363,16 @@ def clear() -> None:
         _Bar._display.stop()
 
 
+LONG = 512  # tokens whose work shows progress
+
+
 @contextmanager
 def progress(
-    label: str, unit: str = "tokens", hidden: bool = False, later: bool = False
+    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if it is a terminal; yield update(done, total). `later`: from the first one on."""
-    if hidden or not watched():
+    """Show a progress bar on stderr if it is a terminal; yield update(done, total). `tokens`: of the work, if known.
+    `later`: show it from the first update on."""
+    if hidden or (tokens is not None and tokens < LONG) or not watched():
         yield lambda done, total: None
         return
     bar = _Bar(label, unit)

@@ -69,7 +69,7 @@ def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, mo
     with pytest.raises(NotesError, match="folder models/ is missing"):
         shipped_model()
     (tmp_path / "notes_cli/models").mkdir()
-    with refused(NotesError, "name a model with -m"):
+    with refused(NotesError, "name another model"):
         shipped_model()
     (tmp_path / "notes_cli/models/notes-tiny-q8_0.gguf").touch()
     assert shipped_model().name == "notes-tiny-q8_0.gguf"

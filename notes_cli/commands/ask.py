@@ -24,7 +24,6 @@ from notes_cli.commands.options import (
     SESSIONS,
     Number,
     answers_of,
-    errata_of_skills,
     errata_with_skills,
     json_option,
     model_options,
@@ -36,15 +35,15 @@ from notes_cli.commands.options import (
 from notes_cli.commands.request import (
     QUESTION,
     AnswerPrinter,
-    AskCommand,
+    Options,
+    of_later_turn,
     options_of,
-    parse_command,
+    parse_question,
     question_options,
     read_constraints,
     request_of,
-    watch,
 )
-from notes_cli.commands.terminal import Command, option, standard_input
+from notes_cli.commands.terminal import Command, converted, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
 from notes_cli.text.names import human_time
@@ -55,12 +54,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@option("-p --prompt", "The question, instead of QUESTION.", once=True, rare=True, metavar="TEXT")
-@option("-f --file", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE, metavar="FILE")
-@option(
-    "--session", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS, metavar="NAME"
-)
-@question_options(errata={"callback": errata_of_skills})
+@option("-p --prompt TEXT", "The question, instead of QUESTION.", once=True, rare=True)
+@option("-f --file FILE", "A text that precedes QUESTION.", once=True, type=FILE_OR_PIPE)
+@option("--session NAME", "Start a session of that name, or continue it.", once=True, shell_complete=SESSIONS)
+@question_options()
 @option("--explain", "Dry run: each piece of the prompt, how it would be made, and why.", is_flag=True)
 @json_option
 @option("--no-stream", "Print the answer when it is complete.", rare=True, is_flag=True)
@@ -72,22 +69,20 @@ if TYPE_CHECKING:
     show_default=False,
 )
 @option(
-    "--batch",
+    "--batch FILE",
     "Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
     "(docs/json.md).",
     once=True,
     type=FILE_OR_PIPE,
-    metavar="FILE",
 )
 @option("--parallel", "Questions of --batch to answer at a time.  [default: 16]", rare=True, type=Number(1, 64))
 @option(
-    "--server",
+    "--server WHICH",
     "Send the question to a running notes serve of this user, which has the model loaded: auto (if there is one), off, "
     "or an address.",
     type=server_name,
     envvar="NOTES_SERVER",
     default=OFF,
-    metavar="WHICH",
 )
 @model_options
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:
@@ -127,48 +122,50 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    ask = parse_command(question[0] if question else None, prompt, file, given)
+    options = parse_question(question[0] if question else None, prompt, file, given)
     document: Mapping[str, Any] | None = None
     if given["server"] != OFF:
         from notes_cli.commands.ask_server import ask_server
 
-        document = ask_server(ask, started, given)
-    document = document or _ask_here(ask, started, given)
-    if ask.verbose and not ask.explain:
+        document = ask_server(options, started, given)
+    document = document or _ask_here(options, started, given)
+    explain, json_, verbose = given["explain"], given["json_"], given["verbose"]
+    if verbose and not explain:
         output.say(_times(document))
-    if ask.json:
+    if json_:
         output.as_json(document)
-    elif ask.explain:
+    elif explain:
         _print_plan(document)
-    gain = given["gain"] and document["tokens"]["spliced"] and not (ask.json or ask.explain or ask.verbose)
+    gain = given["gain"] and document["tokens"]["spliced"] and not (json_ or explain or verbose)
     if gain and (named("gain") or (output.terminal() and output.watched())):
         output.aside(_gain(document) + "\n")
 
 
-def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
+def _ask_here(options: Options, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """Answer in this process. Return tokens and times as in docs/json.md, for --json the whole document, for --explain
     that of the plan."""
     from notes_cli.runtime import answering
 
-    request = request_of(ask.options)
-    with open_workspace(begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
+    request, name = request_of(options), given["session"]
+    printing = AnswerPrinter(options, json=given["json_"], stream=not given["no_stream"])
+    with open_workspace(begins=True, **given) as workspace, printing as printer:
         callbacks, goes_on = printer.callbacks(workspace), False
         memory: str | None = None
-        if ask.explain:
+        if given["explain"]:
             return plan_as_json(answering.explain(workspace, request, callbacks))
-        if ask.session is None:
+        if name is None:
             answer = answering.ask(workspace, request, callbacks)
         else:
             from notes_cli.api import Model
 
-            with Model(workspace).session(ask.session) as session:
+            with Model(workspace).session(name) as session:
                 goes_on = not session.empty
                 if goes_on:
-                    request = request_of(ask.following())
+                    request = request_of(of_later_turn(options, name))
                 answer, memory = session.ask(request, callbacks=callbacks), session.memory
-        if not ask.json:
+        if not given["json_"]:
             return figures_as_json(answer, started)
-        return turn_as_json(workspace, request, answer, started, ask.session, goes_on, memory)
+        return turn_as_json(workspace, request, answer, started, name, goes_on, memory)
 
 
 def _times(document: Mapping[str, Any]) -> str:
@@ -234,14 +231,15 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]  # the same for all lines
     constraints = {"choices": answers_of(given["choices"]), **read_constraints(given)}  # read files once
     given = {**given, "seed": seed, **constraints, "session": None}
+    waiting = deque[_Waiting]()
     with ExitStack() as stack:
-        lines = _Lines(stack.enter_context(_open(source)), given)
+        requests = _requests(stack.enter_context(_open(source)), given, waiting)
         model = stack.enter_context(open_model(**given))
-        update = stack.enter_context(output.progress("answering", "questions", later=True))
-        callbacks = Callbacks(print_notice, watch)
+        update = stack.enter_context(output.progress("answering", unit="questions", later=True))
+        callbacks = Callbacks(print_notice, output.progress)
         done = failed = 0
-        for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, callbacks=callbacks):
-            line, key, request = lines.waiting.popleft()
+        for outcome in model.ask_many(requests, parallel=parallel or PARALLEL, callbacks=callbacks):
+            line, key, request = waiting.popleft()
             head = {"version": 1, "line": line, "id": key}
             if isinstance(outcome, NotesError):
                 failed += 1
@@ -251,7 +249,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
                 answer = {**answer_as_json(outcome, started), "sampling": asdict(request.sampling)}
                 output.as_json({**head, **answer}, indent=None)
             done += 1
-            update(done, done + len(lines.waiting) + (not lines.ended))
+            update(done, done + len(waiting) + 1)  # how many are to come is not known
     if failed:
         raise NotesError(f"{failed:,} of {done:,} lines failed", "The output says why, line by line")
 
@@ -265,38 +263,32 @@ def _open(source: Path) -> AbstractContextManager[BinaryIO]:
     return nullcontext(standard_input())
 
 
-class _Lines:
-    """Iterates over the requests of a file, with an error for an invalid line. `waiting`: number, id and request of
-    lines without an answer yet."""
+_Waiting = tuple[int, Any, "Request | None"]  # number, id and request of a line without an answer yet
 
-    def __init__(self, file: BinaryIO, given: Mapping[str, Any]) -> None:
-        self.waiting: deque[tuple[int, Any, Request | None]] = deque()
-        self.ended = False
-        self._file, self._given = file, given
 
-    def __iter__(self) -> Iterator[Request | NotesError]:
-        number = 0
-        while raw := self._file.readline(LONGEST + 1):
-            number += 1
-            key = None
-            try:
-                if len(raw) > LONGEST:
-                    while not raw.endswith(b"\n") and (raw := self._file.readline(LONGEST)):
-                        pass  # skips the rest of the line
-                    raise NotesError(f"the line is longer than {LONGEST >> 20} MiB")
-                text = _decode(raw, first=number == 1)
-                if not text:
-                    continue
-                line = _parse(text)
-                key = line.get("id")
-                request = _request(line, self._given)
-            except NotesError as error:
-                self.waiting.append((number, key, None))
-                yield error
-            else:
-                self.waiting.append((number, key, request))
-                yield request
-        self.ended = True
+def _requests(file: BinaryIO, given: Mapping[str, Any], waiting: deque[_Waiting]) -> Iterator[Request | NotesError]:
+    """Yield the requests of a file, with an error for an invalid line, and add each line to `waiting` before."""
+    number = 0
+    while raw := file.readline(LONGEST + 1):
+        number += 1
+        key = None
+        try:
+            if len(raw) > LONGEST:
+                while not raw.endswith(b"\n") and (raw := file.readline(LONGEST)):
+                    pass  # skips the rest of the line
+                raise NotesError(f"the line is longer than {LONGEST >> 20} MiB")
+            text = _decode(raw, first=number == 1)
+            if not text:
+                continue
+            line = _parse(text)
+            key = line.get("id")
+            request = _request(line, given)
+        except NotesError as error:
+            waiting.append((number, key, None))
+            yield error
+        else:
+            waiting.append((number, key, request))
+            yield request
 
 
 def _decode(raw: bytes, *, first: bool) -> str:
@@ -389,19 +381,12 @@ def _value(key: str, value: Any) -> Any:
         return value if isinstance(value, bool) else _refuse(key, value, "true or false")
     if isinstance(option.type, Number):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return _convert(option, key, value) if number else _refuse(key, value, "a number")
+        return converted(option, value, key) if number else _refuse(key, value, "a number")
     if not isinstance(value, str):
         _refuse(key, value, "a string")
     if key == "grammar" and "::=" not in value:
         raise NotesError("grammar must be a grammar, not the name of a file", 'Write rules: root ::= "yes" | "no"')
-    return value if key == "question" else _convert(option, key, value)
-
-
-def _convert(option: click.Parameter, key: str, value: Any) -> Any:
-    try:
-        return option.type.convert(value, None, None)
-    except click.BadParameter as error:
-        raise NotesError(f"{key}: {error.message}") from error
+    return value if key == "question" else converted(option, value, key)
 
 
 def _refuse(key: str, value: Any, wanted: str) -> Any:

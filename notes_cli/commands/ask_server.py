@@ -18,7 +18,7 @@ import click
 
 from notes_cli import config, output
 from notes_cli.commands.options import AUTO, ModelChoice, choose_model, own_sessions
-from notes_cli.commands.request import AnswerPrinter, AskCommand, Options
+from notes_cli.commands.request import AnswerPrinter, Options, of_later_turn
 from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.images import MAX_BYTES
@@ -28,13 +28,13 @@ from notes_cli.serve.client import CHAT, EXPLAIN, LOCAL, Declined, Json, Lost, S
 HERE = "Leave it to this process: --server off"
 
 
-def ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> Json | None:
+def ask_server(options: Options, started: float, given: Mapping[str, Any]) -> Json | None:
     """Return the JSON document of a server's answer or plan; None if no server can answer and --server is auto. Raises
     NotesError if generation fails, or if a named server cannot answer."""
     named = given["server"] != AUTO
     try:
-        server, choice = _find(ask, given)
-        return _request_answer(server, choice, ask, started, given["verbose"])
+        server, choice = _find(given)
+        return _request_answer(server, choice, options, started, given)
     except Declined as why:
         if named:
             raise NotesError(str(why)) if why.wrong else refusal(given["server"], str(why)) from why
@@ -53,7 +53,7 @@ def folders() -> list[str]:
     return [os.path.realpath(folder) for folder in (paths.library, paths.sessions, paths.config)]
 
 
-def _find(ask: AskCommand, given: Mapping[str, Any]) -> tuple[Server, ModelChoice]:
+def _find(given: Mapping[str, Any]) -> tuple[Server, ModelChoice]:
     """Return a server that would answer as this process does, and the model. Raises Declined if there is none, and with
     a named server NotesError for an unknown model."""
     word = given["server"]
@@ -92,7 +92,7 @@ _CHAT = {
 }
 
 
-def _body(ask: AskCommand, options: Options) -> Json:
+def _body(options: Options, given: Mapping[str, Any]) -> Json:
     """Return the body of the request to /v1/chat/completions. Raises Declined for options that cannot be sent."""
     if options["results"]:
         raise Declined("--result is answered by this process alone")
@@ -112,13 +112,13 @@ def _body(ask: AskCommand, options: Options) -> Json:
     others = {name: value for name, value in options.items() if name not in _CHAT and value is not None}
     return {
         "messages": [*system, {"role": "user", "content": content}],
-        "stream": not ask.explain,
+        "stream": not given["explain"],
         "max_tokens": options["max_tokens"],
         "max_think": options["max_think"],
         "chat_template_kwargs": {"enable_thinking": options["think"]},
         **options["sampling"],
         **form,
-        "notes": {"ask": True, "session": ask.session, "explain": True, **others},
+        "notes": {"ask": True, "session": given["session"], "explain": True, **others},
     }
 
 
@@ -169,26 +169,29 @@ def _difference(server: Server, choice: ModelChoice) -> str | None:
     return None
 
 
-def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, started: float, verbose: bool) -> Json:
+def _request_answer(
+    server: Server, choice: ModelChoice, options: Options, started: float, given: Mapping[str, Any]
+) -> Json:
     """Stream the answer, printing it, and return its JSON document. Raises Declined before anything was printed,
     NotesError for a failed answer."""
-    options = ask.options
-    if ask.session is not None:
+    explain, session = given["explain"], given["session"]
+    if session is not None:
         sessions = own_sessions()
-        if ask.session in sessions.names() and sessions.find(ask.session).state.turns:
-            options = ask.following()
-    body = _body(ask, options)
+        if session in sessions.names() and sessions.find(session).state.turns:
+            options = of_later_turn(options, session)
+    body = _body(options, given)
+    printing = AnswerPrinter(options, json=given["json_"], stream=not given["no_stream"])
     before = time.perf_counter() - started
     try:
-        with AnswerPrinter(ask) as printer, closing(post(server, EXPLAIN if ask.explain else CHAT, body)) as events:
+        with printing as printer, closing(post(server, EXPLAIN if explain else CHAT, body)) as events:
             summary: Json = {}
             for number, event in enumerate(events):
                 if not number:
                     for text in choice.notices:
                         output.say(text)
-                    if verbose:
+                    if given["verbose"]:
                         output.say(f"answered by the server on {server.url}")
-                if ask.explain:
+                if explain:
                     summary = event
                     continue
                 summary = event.get("notes", summary)
@@ -199,12 +202,12 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
                         printer.answer(text)
             if not summary:
                 raise Lost("it does not answer as a server of notes does")
-            if not ask.explain:
+            if not explain:
                 if summary["reasoning"] is not None:
                     printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
                 printer.end_answer(summary["answer"], summary["stopped"], None)
     except Lost as why:
-        kept = f". See what was kept: notes session show {ask.session}" if ask.session else ""
+        kept = f". See what was kept: notes session show {session}" if session else ""
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
     for notice in summary["notices"]:
         output.say(notice)

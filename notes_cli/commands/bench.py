@@ -26,11 +26,10 @@ def lengths(value: Any) -> tuple[int, ...]:
 
 @click.command(cls=Command)
 @option(
-    "--tokens",
+    "--tokens N,...",
     "Lengths of the skills. One that there is no memory for is left out.",
     type=lengths,
     default="1024,4096",
-    metavar="N,...",
 )
 @option("--runs", "How often each is measured.", type=Number(2, 1000), default=5)
 @json_option

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import (
-    SESSIONS,
-    Number,
-    errata_of_skills,
-    model_options,
-    named,
-    open_model,
-    without_memory,
-)
+from notes_cli.commands.options import SESSIONS, Number, model_options, named, open_model, without_memory
 from notes_cli.commands.remedies import worded
-from notes_cli.commands.request import AnswerPrinter, AskCommand, question_options
+from notes_cli.commands.request import AnswerPrinter, question_options
 from notes_cli.commands.terminal import Command, standard_input
 from notes_cli.errors import NotesError
 
@@ -41,9 +33,7 @@ A line that ends with \\ goes on in the next one."""
 @click.command(cls=Command)
 @click.argument("name", required=False, shell_complete=SESSIONS)
 @question_options(
-    *QUESTION,
-    errata={"callback": errata_of_skills},
-    max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024},
+    *QUESTION, max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024}
 )
 @model_options
 def command(name: str | None, **given: Any) -> None:
@@ -146,9 +136,7 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        options = {**self._options, "max_think": 512}
-        settings = AskCommand(options, (), (), False, self._session.name, explain=False, json=False, stream=True)
-        with AnswerPrinter(settings) as printer:
+        with AnswerPrinter({**self._options, "max_think": 512}) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice
             self._errata, self._splice, self._typed = [], [], []

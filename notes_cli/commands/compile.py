@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,18 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import (
-    KEPT_TYPES,
-    SOURCES,
-    Target,
-    json_option,
-    library,
-    model_options,
-    open_model,
-)
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.options import KEPT_TYPES, SOURCES, Target, json_option, library, model_options, open_model
+from notes_cli.commands.remedies import collecting, print_callbacks
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes, storage_type
 from notes_cli.text.names import human_time, name_of
 
@@ -53,10 +43,9 @@ def number_of_blocks(value: Any) -> Any:
 @click.command(cls=Command)
 @click.argument("sources", shell_complete=SOURCES, nargs=-1, metavar="[SOURCE...]")
 @option(
-    "--from",
+    "--from SEGMENT",
     "Instead of SOURCE: compile the text of a compiled skill (its name or file) again.",
     name="segment",
-    metavar="SEGMENT",
 )
 @option(
     "--all",
@@ -66,27 +55,24 @@ def number_of_blocks(value: Any) -> Any:
 )
 @option("--stale", "Every skill of the library whose text, model or settings have changed since.", is_flag=True)
 @option(
-    "--together",
+    "--together NAME",
     "Compile the SOURCEs as one skill of this name, in their order: each is read after those before it.",
-    metavar="NAME",
 )
-@option("--name", "Name in the library.  [default: front matter, folder or file name]", metavar="NAME")
+@option("--name NAME", "Name in the library.  [default: front matter, folder or file name]")
 @option("-o --output", "Write the segment here, not into the library.", name="target", type=Target(path_type=Path))
 @option(
     "-f --force", "Compile even if nothing has changed, or replace a skill that came from another file.", is_flag=True
 )
 @option(
-    "--blocks",
+    "--blocks S",
     "Compile the text in S parts, or in one for each heading (headings).",
     rare=True,
     type=number_of_blocks,
-    metavar="S",
 )
 @option(
-    "--kv",
+    "--kv TYPE",
     "Type of K/V in the file: f16, f16/q8_0 (V alone), q8_0.  [default: f16]",
     type=click.Choice(KEPT_TYPES),
-    metavar="TYPE",
 )
 @json_option
 @model_options
@@ -172,18 +158,7 @@ def command(
             notify(f"{source} has {each}. Folders below it are left out")
     known = Sources(library(), notify)
     several = (len(words) > 1 and not joins) or bool(sweeps)
-    failed: dict[str, str] = {}  # errors by source; that of a single skill is raised
-
-    @contextmanager
-    def collecting(word: str) -> Iterator[None]:
-        try:
-            yield
-        except NotesError as error:
-            if not several:
-                raise
-            why = failed[word] = worded(error)
-            output.error(why if word in why else f"{word}: {why}")
-
+    failed: dict[str, str] = {}  # errors by source
     skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
@@ -201,7 +176,7 @@ def command(
         none = f"no Agent Skills in {', '.join(places())}" if all_ else f"no compiled skills yet in {library().folder}"
         output.say(none)
     for word, read in reads:
-        with collecting(word):
+        with collecting(failed, word, several=several):
             skills.append(read())
             for warning in skills[-1].warnings:
                 output.say(f"warning: {warning}")
@@ -209,7 +184,7 @@ def command(
     if skills:
         with open_model(**model) as opened, opened.compiling():
             for wanted in skills:
-                with collecting(wanted.word):
+                with collecting(failed, wanted.word, several=several):
                     shape = shape_of(opened, known, wanted, Shape(blocks, kv))
                     done.append(_compile(opened, wanted.skill, target, force, shape, fresh_only=bool(stale)))
                     if not json_ and not (stale and done[-1]["up_to_date"]):
@@ -273,12 +248,7 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
 
 
 def _compile(
-    model: Model,
-    wanted: Skill | ToolSet,
-    target: Path | None,
-    force: bool,
-    shape: Shape,
-    fresh_only: bool = False,
+    model: Model, wanted: Skill | ToolSet, target: Path | None, force: bool, shape: Shape, fresh_only: bool = False
 ) -> dict[str, Any]:
     """Compile one skill, print the outcome, and return its JSON document."""
     from notes_cli.library.container import peek

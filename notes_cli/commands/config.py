@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from notes_cli import config, output
 from notes_cli.commands.options import json_option
-from notes_cli.commands.terminal import Group, defaults_of, flag_of, settings_for
+from notes_cli.commands.terminal import Group, defaults_of, flag_of
 
 
 @click.group(cls=Group, options_metavar="", subcommand_metavar="COMMAND ...")
@@ -48,7 +48,7 @@ def _settings(name: str) -> list[tuple[str, Any, str]]:
     from notes_cli.runtime.naming import default_model, model_argument
 
     command, names = _command(name)
-    defaults = defaults_of(command, settings_for(name, config.load_config(), names))
+    defaults = defaults_of(command, name, config.load_config(), names)
     rows: list[tuple[str, Any, str]] = []
     inner = command.make_context(name, [], default_map=defaults, resilient_parsing=True)
     for option in command.params:

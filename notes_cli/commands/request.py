@@ -8,21 +8,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, named, without_memory
+from notes_cli.commands.options import FIELD_VALUES, SKILLS, Number, answers_of, errata_of_skills, named, without_memory
 from notes_cli.commands.terminal import Decorated, piped_text, read_text, row
 from notes_cli.errors import NotesError, Notice
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
-    from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks, Event, Request
     from notes_cli.runtime.workspace import Workspace
 
@@ -34,56 +32,50 @@ _CONFIGURED = "  [default: config.yaml's for the model, else "
 # Options of a question, by the field of Request or of SamplerOptions that each sets.
 _QUESTION = {
     "splice": row(
-        "--splice",
+        "--splice NAME",
         "A compiled skill, a segment file, or a text. Repeatable.",
         shell_complete=SKILLS,
-        metavar="NAME",
         multiple=True,
     ),
     "memory": row(
-        "--memory",
+        "--memory NAME",
         "A skill that is kept just before the question, as a profile of the user. A session remembers it.",
         once=True,
         shell_complete=SKILLS,
-        metavar="NAME",
     ),
     "images": row(
-        "--image",
+        "--image FILE",
         "An image, shown with the question (--mmproj). It is compiled, and spliced from then on. Repeatable.",
         type=click.Path(),
         multiple=True,
-        metavar="FILE",
     ),
-    "system": row("-s --system", "System text before the skills.", once=True, metavar="TEXT"),
+    "system": row("-s --system TEXT", "System text before the skills.", once=True),
     "results": row(
-        "--result",
+        "--result TOOL=TEXT",
         "In a session, in the place of a question: what a tool that the last answer called has returned; TOOL=- reads "
         "standard input. Repeatable, in the order of the calls.",
         rare=True,
         multiple=True,
-        metavar="TOOL=TEXT",
     ),
     "errata": row(
-        "--erratum",
+        "--erratum FIELD=VALUE",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
         "free text, before the question. Repeatable; of a field the last one wins.",
+        callback=errata_of_skills,
         shell_complete=FIELD_VALUES,
-        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "fields": row(
-        "--field",
+        "--field FIELD=VALUE",
         "The same, by the default method of the model or that of --method. Repeatable.",
         shell_complete=FIELD_VALUES,
-        metavar="FIELD=VALUE",
         multiple=True,
     ),
     "method": row(
-        "--method",
+        "--method METHOD",
         "How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
         f"recompute, stale.{_CONFIGURED}field+erratum]",
         rare=True,
-        metavar="METHOD",
     ),
 }
 _ANSWER = {
@@ -95,19 +87,14 @@ _ANSWER = {
     ),
     "think": row("--think", "Let the model reason before it answers; its reasoning goes to stderr.", is_flag=True),
     "max_think": row("--max-think", "At most so many tokens of reasoning.", rare=True, type=Number(0), default=512),
-    "choices": row("--choices", "Decide among these answers.", once=True, metavar="A,B,..."),
+    "choices": row("--choices A,B,...", "Decide among these answers.", once=True),
     "json_schema": row(
-        "-j --json-schema",
+        "-j --json-schema FILE",
         "Answer with JSON that is valid by this schema: a file, or the schema itself.",
         once=True,
-        metavar="FILE",
     ),
     "grammar": row(
-        "--grammar",
-        "Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
-        once=True,
-        rare=True,
-        metavar="FILE",
+        "--grammar FILE", "Hold the answer to a grammar (GBNF): a file, or the grammar itself.", once=True, rare=True
     ),
     "temperature": row(
         "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
@@ -138,7 +125,7 @@ _SPLICE = {  # all are rare
         f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
         type=click.Choice(["early", "late"]),
     ),
-    "wording": row("--wording", "How errata are worded (prompts/errata.json).", metavar="FORM"),
+    "wording": row("--wording FORM", "How errata are worded (prompts/errata.json)."),
     "strict": row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
     "exact": row(
         "--exact",
@@ -146,10 +133,9 @@ _SPLICE = {  # all are rare
         is_flag=True,
     ),
     "decode": row(
-        "--decode",
+        "--decode NAME",
         "Decode this one of the --splice skills instead, so that it sees the skills before it. Repeatable.",
         shell_complete=SKILLS,
-        metavar="NAME",
         multiple=True,
     ),
     "recompute": row("--recompute", "Decode the same tokens instead of splicing, to compare.", is_flag=True),
@@ -176,57 +162,34 @@ def question_options(*names: str, **changes: Mapping[str, Any]) -> Callable[[Dec
 Options = dict[str, Any]  # of a Request, by name, as JSON values
 
 
-class AskCommand(NamedTuple):
-    """A call of `notes ask`: options of the request, and of its output."""
-
-    options: Options
-    typed_splice: Sequence[str]  # from the command line, not from config.yaml
-    typed_errata: Sequence[str]
-    first_turn: bool  # has options for the first turn of a session only
-    session: str | None
-    explain: bool
-    json: bool
-    stream: bool
-    verbose: bool = False
-
-    def following(self) -> Options:
-        """Return the options for a later turn of a session, without settings of config.yaml that do not apply. Raises
-        NotesError if some are for the first turn only."""
-        if self.first_turn:
-            raise NotesError(
-                f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
-                "first turn. A field is edited with: notes edit"
-            )
-        later = {**self.options, "splice": self.typed_splice, "errata": self.typed_errata, "fields": {}, "method": None}
-        return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
-
-
-def parse_command(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> AskCommand:
-    """Parse the values of the options, by parameter. Raises UsageError and NotesError for invalid combinations and
-    values."""
+def parse_question(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Options:
+    """Return the options of the request, from the values of parameters. Raises UsageError and NotesError for invalid
+    combinations and values."""
     results = given["results"]
     if results and (question is not None or prompt is not None or file is not None):
         raise click.UsageError("--result takes the place of a question: give one or the other")
     if results and not given["session"]:
         raise click.UsageError("--result goes on with a session: name it with --session")
     text = "" if results else _question(question, prompt, file)
-    given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
-    options = options_of(text, given)
+    options = options_of(text, {**given, "choices": answers_of(given["choices"]), "results": _results(results)})
     if named("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
-    return AskCommand(
-        options,
-        typed_splice=options["splice"] if named("splice") else (),
-        typed_errata=given["errata"] if named("errata") else (),
-        first_turn=named(*_FIRST_TURN),
-        session=given["session"],
-        explain=given["explain"],
-        json=given["json_"],
-        stream=not given["no_stream"],
-        verbose=bool(given["verbose"]),
-    )
+    return options
+
+
+def of_later_turn(options: Options, session: str) -> Options:
+    """Return the options for a later turn of a session, without settings of config.yaml that do not apply. Raises
+    NotesError if some are for the first turn only."""
+    if named(*_FIRST_TURN):
+        raise NotesError(
+            f"session {session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
+            "first turn. A field is edited with: notes edit"
+        )
+    typed = {name: options[name] if named(name) else () for name in ("splice", "errata")}
+    first: Options = {"fields": {}, "method": None, "system": None, "place": None, "recompute": False, "exact": False}
+    return {**options, **typed, **first, "decode": ()}
 
 
 def options_of(question: str, given: Mapping[str, Any]) -> Options:
@@ -308,17 +271,6 @@ def _results(words: Sequence[str]) -> list[tuple[str, str]]:
     return [(name, piped if text == "-" else text) for name, text in results]
 
 
-LONG = 512  # tokens of a prompt whose prefill shows progress
-
-
-def watch(
-    label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
-) -> AbstractContextManager[Progress]:
-    """Show progress (a Watch of runtime/open_skills.py), except for short prompts."""
-    short = tokens is not None and tokens < LONG
-    return output.progress(label, unit, hidden=short or hidden, later=later)
-
-
 class _StreamedText:
     """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
@@ -346,9 +298,11 @@ class AnswerPrinter:
     """Prints reasoning and answer of one `notes ask`, from this process or a server. Use it as a context manager: after
     an interrupt or error, partial text ends with a line break."""
 
-    def __init__(self, command: AskCommand) -> None:
-        self._command = command
-        self._streams = command.stream and not command.json
+    def __init__(self, options: Options, *, json: bool = False, stream: bool = True) -> None:
+        """`json`: the document is printed afterwards. `stream`: print text as it is generated."""
+        self._options = options
+        self._json = json
+        self._streams = stream and not json
         self._reasoning = _StreamedText(output.aside)
         self._answer = _StreamedText(lambda text: output.data(text, end=""))
 
@@ -377,18 +331,18 @@ class AnswerPrinter:
                     self.end_reasoning(thought.text, thought.stopped, event.settings.think, workspace)
                 self.end_answer(event.text, event.stopped, workspace)
 
-        return Callbacks(on_event, partial(watch, hidden=self._command.json))
+        return Callbacks(on_event, output.progress)
 
     def reasoning(self, text: str) -> None:
-        if self._streams and self._command.options["think"]:  # a model may also reason without a request
+        if self._streams and self._options["think"]:  # a model may also reason without a request
             self._reasoning.write(text)
 
     def end_reasoning(self, text: str, stopped: Stopped, requested: bool, workspace: Workspace | None) -> None:
         """End the reasoning, with its whole text, why it ended, and whether it was requested."""
-        if requested and not self._command.stream and not self._command.json:
+        if requested and not self._streams and not self._json:
             self._reasoning.write(text)
         self._reasoning.end()
-        self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], workspace)
+        self._warn_cut("reasoning", stopped, "--max-think", self._options["max_think"], workspace)
 
     def answer(self, text: str) -> None:
         self._reasoning.end()
@@ -399,9 +353,9 @@ class AnswerPrinter:
         """End the answer, with its whole text and why it ended (None for a choice)."""
         if self._streams:
             self._answer.end(always=True)
-        elif not self._command.json:
+        elif not self._json:
             output.data(text)
-        self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], workspace)
+        self._warn_cut("answer", stopped, "-n", self._options["max_tokens"], workspace)
 
     def _warn_cut(
         self, part: str, stopped: Stopped | None, option: str, limit: int, workspace: Workspace | None
@@ -416,8 +370,7 @@ class AnswerPrinter:
         elif stopped == "context" and workspace:
             size, longest = workspace.context.n_ctx, workspace.longest
             at_most = longest is not None and size >= longest
-            options = self._command.options
-            wanted = max(options["max_tokens"], 0) + options["max_think"] * options["think"]
+            wanted = max(self._options["max_tokens"], 0) + self._options["max_think"] * self._options["think"]
             more = f"give it more: -c {size + -(-wanted // 256) * 256 if wanted else 2 * size}"
             advice = "the model was trained for no more (--beyond-trained)" if at_most else more
             output.say(f"the {part} was cut: the context of {size:,} tokens is full; {advice}")

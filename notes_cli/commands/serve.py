@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import (
-    Number,
-    choose_model,
-    errata_of_skills,
-    model_options,
-    named,
-    open_workspace,
-)
+from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, flag_of, option
 from notes_cli.errors import NotesError, reason
@@ -29,10 +22,12 @@ if TYPE_CHECKING:
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.serve.prepare import Options
     from notes_cli.serve.scheduler import DecodeThread
+    from notes_cli.serve.server import Served
     from notes_cli.serve.upstream import Target
 
-# Options that need no model of this server.
-SAME = ("origins", "page", "forms", "errata", "reuse", "parallel", "queue", "chunk")  # options of the server, too
+# Parameters that are Options of the server, too.
+SAME = ("host", "origins", "page", "forms", "splice", "errata", "reuse", "parallel", "queue", "max_tokens", "chunk")
+# Parameters that need no model of this server.
 WITH_UPSTREAM = (
     *("host", "port", "max_body", "keys", "origins", "drain", "verbose", "splice", "errata"),
     *("upstream", "upstream_key", "texts"),
@@ -42,7 +37,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 
 
 @click.command(cls=Command)
-@option("--host", "Where to listen.", default="127.0.0.1", metavar="NAME")
+@option("--host NAME", "Where to listen.", default="127.0.0.1")
 @option("--port", "Where to listen, 0: any that is free.", type=Number(0, 65535), default=8080)
 @option("--parallel", "Answers at a time.", type=Number(1, 64), default=16)
 @option("--queue", "Requests that may wait; others get 429.", rare=True, type=Number(0), default=128)
@@ -64,20 +59,18 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
 @option(
-    "--api-key",
+    "--api-key KEY",
     "A key that clients must send; better in NOTES_API_KEY, which others cannot see. Repeatable.",
     name="keys",
     multiple=True,
     envvar="NOTES_API_KEY",
-    metavar="KEY",
 )
 @option(
-    "--cors-origin",
+    "--cors-origin ORIGIN",
     "A site whose pages may send requests (CORS). Repeatable.",
     rare=True,
     name="origins",
     multiple=True,
-    metavar="ORIGIN",
 )
 @option("--page/--no-page", "A web page at /.  [default: --page]", rare=True, default=True, show_default=False)
 @option(
@@ -91,12 +84,9 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "splice",
     "errata",
     splice={"help": "A skill for each request that names none and no session: a compiled one, or a text. Repeatable."},
-    errata={
-        "callback": errata_of_skills,
-        "help": "A correction for these requests, as in notes ask, where they have none. Repeatable.",
-    },
+    errata={"help": "A correction for these requests, as in notes ask, where they have none. Repeatable."},
 )
-@option("--alias", "What clients may call the model. Repeatable.", name="aliases", multiple=True, metavar="NAME")
+@option("--alias NAME", "What clients may call the model. Repeatable.", name="aliases", multiple=True)
 @option(
     "--drain",
     "Seconds that running answers get when the server ends.",
@@ -104,36 +94,20 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     type=Number(0, kind=float),
     default=30,
 )
+@option("--upstream URL", "Load no model, and pass requests on to another server of OpenAI's API, with skills as text.")
 @option(
-    "--upstream",
-    "Load no model, and pass requests on to another server of OpenAI's API, with skills as text.",
-    metavar="URL",
-)
-@option(
-    "--upstream-key",
+    "--upstream-key KEY",
     "The key of that server; better in NOTES_UPSTREAM_KEY, which others cannot see.",
     envvar="NOTES_UPSTREAM_KEY",
-    metavar="KEY",
 )
 @option(
-    "--skills",
+    "--skills PATH",
     "A text, a skill or a folder of them that requests to --upstream may name, besides compiled ones. Repeatable.",
     name="texts",
     multiple=True,
-    metavar="PATH",
 )
 @model_options
-def command(
-    host: str,
-    port: int,
-    cache_ram: int | None,
-    keys: tuple[str, ...],
-    splice: tuple[str, ...],
-    drain: float,
-    upstream: str | None,
-    texts: tuple[str, ...],
-    **given: Any,
-) -> None:
+def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple[str, ...], **given: Any) -> None:
     """Serve a model over HTTP: OpenAI's endpoints, with skills spliced in (docs/serving.md).
 
     After SIGTERM or Ctrl-C running answers are completed first; a second one ends them.
@@ -167,45 +141,44 @@ def command(
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     options = Options(
-        host=host,
+        **{name: given[name] for name in SAME},
         keys=tuple(key.strip() for key in keys),
         body=given["max_body"] << 20,
         verbose=bool(given["verbose"]),
-        splice=splice,
-        max_tokens=given["max_tokens"],
-        cache_ram=None if cache_ram is None else cache_ram << 20,
-        **{name: given[name] for name in SAME},
+        cache_ram=given["cache_ram"] and given["cache_ram"] << 20,
     )
+    scheduler = None
     if upstream is not None:
         try:
             target = Target.parse(upstream, (given["upstream_key"] or "").strip())
         except NotesError as error:
             raise click.BadParameter(str(error), param_hint="'--upstream'") from None
-        _serve_upstream(target, texts, options, port, drain)
-        return
-    if texts or named("upstream_key"):
-        raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
-    context = click.get_current_context()
-    choice = choose_model(**given)
+        service: Served = _upstream(target, texts, options)
+    else:
+        if texts or named("upstream_key"):
+            raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
+        context = click.get_current_context()
+        choice = choose_model(**given)
 
-    def workspace() -> AbstractContextManager[Workspace]:
-        with context.scope(cleanup=False):  # called in another thread
-            return open_workspace(**given)
+        def workspace() -> AbstractContextManager[Workspace]:
+            with context.scope(cleanup=False):  # called in another thread
+                return open_workspace(**given)
 
-    word = given["model"] if given["model"] and not os.path.exists(given["model"]) else own_name(choice.path)
-    names = (*given["aliases"], *([word] if word else []))
-    options = replace(options, names=names, token=os.urandom(32).hex())
-    scheduler = DecodeThread(workspace, options)
-    with listen(host, port) as listening, ExitStack() as ending:
+        word = given["model"] if given["model"] and not os.path.exists(given["model"]) else own_name(choice.path)
+        names = (*given["aliases"], *([word] if word else []))
+        scheduler = DecodeThread(workspace, replace(options, names=names, token=os.urandom(32).hex()))
+        service = Service(scheduler)
+    with listen(options.host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 
         def on_ready() -> None:
-            ending.enter_context(_registered(scheduler, host, port, options.token, choice.settings))
-            _say_serving(scheduler.names[0], options, port)
+            if scheduler:
+                ending.enter_context(_registered(scheduler, port, choice.settings))
+            _say_serving(scheduler.names[0] if scheduler else target.url, options, port)
 
-        serve(Service(scheduler), listening, on_ready, drain)
+        serve(service, listening, on_ready, given["drain"])
     output.say("ended")
-    if scheduler.loading:  # llama.cpp is loading the model in another thread
+    if scheduler and scheduler.loading:  # llama.cpp is loading the model in another thread
         os._exit(0)
 
 
@@ -218,10 +191,9 @@ def _say_serving(name: str, options: Options, port: int) -> None:
         output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
 
-def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port: int, drain: float) -> None:
-    """Serve in front of another server. Raises UsageError for an option that needs a model."""
+def _upstream(target: Target, texts: Sequence[str], options: Options) -> Served:
+    """Return the endpoints in front of another server. Raises UsageError for an option that needs a model."""
     from notes_cli.library.store import Library
-    from notes_cli.serve.server import listen, serve
     from notes_cli.serve.skill_texts import Placer, SkillTexts
     from notes_cli.serve.upstream import Upstream
 
@@ -229,26 +201,23 @@ def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port
         if parameter.name and parameter.name not in WITH_UPSTREAM and named(parameter.name):
             raise click.UsageError(f"{flag_of(parameter)} does not go with --upstream, which loads no model")
     skills = SkillTexts(Library(config.paths().library), texts, options.splice)
-    service = Upstream(target, Placer(skills, options.errata), options)
-    with listen(options.host, port) as listening:
-        port = listening.getsockname()[1]
-        serve(service, listening, lambda: _say_serving(target.url, options, port), drain)
-    output.say("ended")
+    return Upstream(target, Placer(skills, options.errata), options)
 
 
 @contextmanager
-def _registered(scheduler: DecodeThread, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
+def _registered(scheduler: DecodeThread, port: int, settings: dict[str, Any]) -> Iterator[None]:
     """Register this server for the same user's `notes ask` in the block, if possible."""
     from notes_cli.commands.ask_server import folders
     from notes_cli.engine.header import stamp
     from notes_cli.serve.client import Server, address, registered
 
-    url, sources = address(host, port), scheduler.workspace.model.sources
+    options, sources = scheduler.options, scheduler.workspace.model.sources
+    url = address(options.host, port)
     with ExitStack() as stack:
         if url is not None and not any(source.changed for source in sources):
             files = [list(stamp(source.file)) for source in sources]
             try:
-                server = Server(url, token, files, settings, folders(), os.getpid())
+                server = Server(url, options.token, files, settings, folders(), os.getpid())
                 stack.enter_context(registered(config.paths().servers, server))
             except (OSError, NotesError) as error:
                 why = error.what if isinstance(error, NotesError) else reason(error)

@@ -24,7 +24,7 @@ from notes_cli.commands.options import (
     open_model,
     own_sessions,
 )
-from notes_cli.commands.remedies import listed, print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, Group, option, standard_input
 from notes_cli.engine.pieces import Reason
@@ -75,8 +75,14 @@ def ls(quiet: bool, json_: bool) -> None:
         for name in names:
             output.result(name)
         return
-    paths = {name: sessions.folder / name for name in names}
-    found = listed(paths, lambda name: _facts(sessions.find(name)))
+    found = []
+    for name in names:
+        facts: dict[str, Any] = {"name": name, "path": str(sessions.folder / name), "problem": None}
+        try:
+            facts |= _facts(sessions.find(name))
+        except NotesError as error:
+            facts["problem"] = worded(error)
+        found.append(facts)
     if json_:
         output.as_json(found)
         return
@@ -318,7 +324,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
 
 @session_command.command("import")
 @click.argument("file", type=FILE_OR_PIPE)
-@option("--name", "What the session is to be called.  [default: as the file]", metavar="NAME")
+@option("--name NAME", "What the session is to be called.  [default: as the file]")
 @json_option
 def import_(file: Path, name: str | None, json_: bool) -> None:
     """Make a session of an exported file.

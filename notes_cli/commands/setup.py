@@ -141,7 +141,7 @@ PATHS = {
 @click.command(cls=Command)
 @click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
 @json_option
-@model_settings("-m --model", "--rpc")
+@model_settings("--model", "--rpc")
 def doctor_command(place: str | None, json_: bool, model: str | None, rpc: tuple[str, ...], **_: Any) -> int:
     """Show versions, the native library, devices, CPU features, the model found, and where files are. Check all files
     of the library and the sessions, byte by byte, and say how to mend what is wrong. Exits 1 if anything is.
@@ -260,7 +260,7 @@ def _damage() -> Iterator[str]:
     read = size = 0
     with suppress(NotesError):  # a folder that cannot be read is a problem
         size = sum(file.nbytes for file in library_files(paths.library))
-    with output.progress("checking", "MB") as update:
+    with output.progress("checking", unit="MB") as update:
 
         def on_read(nbytes: int) -> None:
             nonlocal read

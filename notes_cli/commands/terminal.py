@@ -68,8 +68,15 @@ class Setting(Option):
 def option(
     flags: str, text: str, *, name: str | None = None, cls: type[Option] = Option, **how: Any
 ) -> Callable[[Decorated], Decorated]:
-    """Return a decorator for an option with these flags and this text in help. `how`: for click and `cls`."""
-    return click.option(*flags.split(), *([name] if name else []), cls=cls, **{"help": text, **how})
+    """Return a decorator for an option with these flags, a word for its value after them, and this text in help.
+    `how`: for click and `cls`."""
+    value = next((word for word in flags.split() if not word.startswith("-")), None)
+    return click.option(
+        *flags.removesuffix(f" {value}").split(),
+        *([name] if name else []),
+        cls=cls,
+        **{"help": text, "metavar": value, **how},
+    )
 
 
 row = partial(partial, option)  # an option in a table, to be applied later
@@ -210,26 +217,23 @@ def keys_of(command: click.Command) -> set[str]:
     return {flag.lstrip("-") for option in options for flag in option.opts}
 
 
-def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
-    """Return the settings of config.yaml for the command `name`: those under its name override those for all."""
+def defaults_of(
+    command: click.Command, name: str, config: Mapping[str, Any], commands: Collection[str]
+) -> dict[str, Any]:
+    """Return the settings of config.yaml for the command `name`, by parameter: those under its name override those for
+    all. They are named like flags: `ctx-size: 8192`. Raises NotesError for an invalid value."""
     from notes_cli.config import by_flag  # --help needs none
 
     specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
-    specific = specific if isinstance(specific, dict) else {}
-    return by_flag(common, "config.yaml") | by_flag(specific, f"{name} in config.yaml")
-
-
-def defaults_of(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of config.yaml by parameter of the command. They are named like flags: `ctx-size: 8192`. Raises
-    NotesError for an invalid value."""
-    settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
+    settings = by_flag(common, "config.yaml")
+    if isinstance(specific, dict):
+        settings |= by_flag(specific, f"{name} in config.yaml")
     defaults = {}
     for parameter in command.params:
-        for flag in parameter.opts:
-            key = flag.lstrip("-").replace("-", "_")
+        for key in (flag.lstrip("-") for flag in parameter.opts):
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key])
+                defaults[parameter.name] = _default(parameter, key, settings[key])
     return defaults
 
 
@@ -240,12 +244,17 @@ def _default(option: click.Option, key: str, value: Any) -> Any:
         raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
     if not all(values):
         raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
-    try:
-        for item in values:
-            option.type.convert(item, None, None)
-    except click.BadParameter as error:
-        raise NotesError(f"{key} in config.yaml: {error.message}") from error
+    for item in values:
+        converted(option, item, f"{key} in config.yaml")
     return values if option.multiple else value
+
+
+def converted(option: click.Parameter, value: Any, where: str) -> Any:
+    """Return a value as the option has it on the command line. Raises NotesError for an invalid one."""
+    try:
+        return option.type.convert(value, None, None)
+    except click.BadParameter as error:
+        raise NotesError(f"{where}: {error.message}") from error
 
 
 MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory

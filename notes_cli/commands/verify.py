@@ -34,21 +34,11 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
 
 @click.command(cls=Command)
 @click.argument("names", shell_complete=SKILLS, nargs=-1, metavar="[NAME...]")
-@option("--session", "Verify a session instead, as it is put back from disk.", shell_complete=SESSIONS, metavar="NAME")
+@option("--session NAME", "Verify a session instead, as it is put back from disk.", shell_complete=SESSIONS)
 @option(
-    "--question",
-    "A question. Repeatable.  [default: the value of each field]",
-    name="questions",
-    multiple=True,
-    metavar="TEXT",
+    "--question TEXT", "A question. Repeatable.  [default: the value of each field]", name="questions", multiple=True
 )
-@option(
-    "--questions",
-    "Questions, one a line (-: standard input).",
-    name="file",
-    type=FILE_OR_PIPE,
-    metavar="FILE",
-)
+@option("--questions FILE", "Questions, one a line (-: standard input).", name="file", type=FILE_OR_PIPE)
 @option("--method", "An edit method. Repeatable.  [default: all]", name="methods", multiple=True)
 @question_options(
     *("errata", "fields", "choices", "system", "seam", "wording"),
@@ -72,16 +62,9 @@ def command(
     session: str | None,
     questions: tuple[str, ...],
     file: Path | None,
-    errata: tuple[str, ...],
-    fields: tuple[str, ...],
-    methods: tuple[str, ...],
-    choices: str | None,
-    system: str | None,
-    seam: int | None,
-    wording: str | None,
     save: bool,
     json_: bool,
-    **model: Any,
+    **given: Any,
 ) -> int:
     """Compare splices and errata with a full recompute of the same tokens.
 
@@ -114,48 +97,37 @@ def command(
     """
     if bool(names) == bool(session):
         raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
-    if session and (errata or fields or methods or system is not None or seam is not None):
+    if session and any(given[name] not in (None, ()) for name in ("errata", "fields", "methods", "system", "seam")):
         raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
-    if fields and errata:
+    if given["fields"] and given["errata"]:
         raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
-    if methods and not fields:
+    if given["methods"] and not given["fields"]:
         raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
-    given = {"seam": seam, "wording": wording, "carry": model["carry"]}
-    chosen = {name: str(value).lower() for name, value in given.items() if value is not None}
-    if save and (session or not (fields or chosen)):
+    settings = ("seam", "wording", "carry")
+    chosen = {name: str(given[name]).lower() for name in settings if given[name] is not None}
+    if save and (session or not (given["fields"] or chosen)):
         raise click.UsageError("--save is for the method of a --field, a --seam, --wording or --carry: give one")
-    answers = answers_of(choices)
+    answers = answers_of(given["choices"])
     questions += _read_questions(file)
 
     from notes_cli.text.fields import parse_values
 
-    with open_model(session=session, **model) as opened:
-        callbacks = print_callbacks()
+    with open_model(session=session, **given) as opened:
+        how = {"choices": answers, "wording": given["wording"], "callbacks": print_callbacks()}
         report: Report
+        entries: Sequence[Entry] = ()
         if session:
             with opened.session(session, new=False, reading=True) as conversation:
-                report = conversation.verify(questions, answers, wording=wording, callbacks=callbacks)
-                entries = conversation.entries
+                report, entries = conversation.verify(questions, **how), conversation.entries
         else:
-            entries = ()
-            report = opened.verify(
-                names,
-                questions=questions,
-                errata=errata,
-                fields=parse_values(fields),
-                methods=methods,
-                choices=answers,
-                system=system,
-                seam=seam,
-                wording=wording,
-                callbacks=callbacks,
-            )
+            how |= {name: given[name] for name in ("errata", "methods", "system", "seam")}
+            report = opened.verify(names, questions=questions, fields=parse_values(given["fields"]), **how)
         if json_:
             output.as_json(_as_json(report, session, entries))
         else:
             _print(report, opened.name, entries)
         passed = report.passed
-        if save and fields and (passed := bool(cheapest := getattr(report, "cheapest", None))):
+        if save and given["fields"] and (passed := bool(cheapest := getattr(report, "cheapest", None))):
             chosen["method"] = str(cheapest)
         if save and passed:
             _save(opened.name, chosen)

@@ -300,7 +300,7 @@ def distances(found: NDArray[np.float32], reference: NDArray[np.float32]) -> tup
 def check_questions(questions: Sequence[str]) -> None:
     """Raise NotesError if there are no questions."""
     if not questions:
-        raise NotesError("there is nothing to verify: no question, and no field to ask for", Help.QUESTION())
+        raise NotesError("there is nothing to verify: no question, and no field to ask for", "Give it a question")
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:

@@ -155,7 +155,7 @@ def _check_rounding(sequence: KVSequence, stored: Segment) -> None:
         raise UnsupportedError(
             f"{stored.name} cannot be kept as {stored.kv}: the logits after it would have a cosine of {cosine:.3f} to "
             f"those after its rows as they were computed, less than {NEAR:g}",
-            Help.KEEP_AS_COMPUTED(),
+            Help.KEEP_AS(types="f16, or f16/q8_0 for V alone"),
         )
 
 
@@ -382,7 +382,7 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
     if embeddings and any(quantized(kv)):  # the check in compile_skill does not cover images
         raise UnsupportedError(
             f"{subject} and cannot be kept as {kv}: how near its rows stay has not been measured",
-            Help.KEEP_IMAGE_AS_COMPUTED(),
+            Help.KEEP_AS(types="f16"),
         )
     _check_kept(workspace, skill.name, kv)
     if embeddings:

@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from notes_cli.errors import Help, SkillError
+from notes_cli.errors import SkillError
 from notes_cli.text.keys import BREAKS, field_name, key_lines, listed, table_lines
 
 SLUG = re.compile(r"[A-Za-z0-9_-]+")
@@ -304,7 +304,7 @@ def parse_values(texts: Sequence[str]) -> dict[str, str]:
         written, equals, value = text.partition("=")
         name = field_name(written)
         if not equals or not name:
-            raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
+            raise SkillError(f"{text!r} is not a field and its value", "Write NAME=VALUE")
         values[name] = clean_value(name, value)
     return values
 

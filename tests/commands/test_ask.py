@@ -22,17 +22,27 @@ from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here, snapshot
 
 
-def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
-    """Both together are one question, the piped text first, an empty line between."""
-    outcome = notes("ask", "Why?", "-n", 8, "--json", stdin="It rains.\n")
-    both = outcome.json
-    assert outcome.err.startswith("9 characters of standard input precede the question; in a loop use </dev/null\n")
-    for quiet in (("ask", "Why?", "-n", 8, "-q"), ("ask", "-", "Why?"), ("ask", "Why?", "-f", "-")):
-        assert "standard input precede" not in notes(*quiet, stdin="It rains.\n").err
-    assert "precede" not in notes("ask", "Why?", "-n", 8).err
-    joined = notes("ask", "It rains.\n\nWhy?", "-n", 8, "--json").json
-    assert (both["answer"], both["tokens"]) == (joined["answer"], joined["tokens"])
-    assert both["tokens"]["total"] > notes("ask", "Why?", "-n", 8, "--json").json["tokens"]["total"]
+def test_where_the_question_comes_from(notes: Notes, tmp_path: Path) -> None:
+    """Piped text, that of -f, then QUESTION or -p, with an empty line between; each alone; - is read once. A note says
+    that piped text precedes a question."""
+    text = tmp_path / "über.txt"
+    text.write_text("A text.\n", encoding="utf-8-sig")
+
+    def asked(*sources: object, stdin: str = "") -> tuple[object, bool]:
+        found = notes("ask", *sources, "-n", 1, "--json", stdin=stdin)
+        assert found.code == 0, found.err
+        note = "characters of standard input precede the question; in a loop use </dev/null\n" in found.err
+        return (found.json["answer"], found.json["tokens"]), note
+
+    for sources, stdin, question, note in (
+        *(((), "Why?\n", "Why?", False), (("-p", "Why?"), "", "Why?", False), (("-f", text), "", "A text.", False)),
+        *((words, "Why?", "Why?", False) for words in (("-",), ("-p", "-"), ("-f", "-"), ("-f", "-", "-"))),
+        *((words, "Piped.\n", "Piped.\n\nWhy?", True) for words in (("Why?",), ("-p", "Why?"))),
+        *((("Why?", *more), "Piped.", "Piped.\n\nWhy?", False) for more in (("-q",), ("-f", "-"))),
+        (("-f", text, "-p", "Why?"), "Piped.", "Piped.\n\nA text.\n\nWhy?", True),
+    ):
+        assert asked(*sources, stdin=stdin) == (asked(question)[0], note), sources
+    assert asked("Piped.\n\nWhy?")[0] != asked("Why?")[0]
 
 
 def test_the_defaults_of_the_model_hold(notes: Notes, compiled: Path, model: Path, home: Path) -> None:
@@ -87,6 +97,8 @@ def test_an_answer_that_was_cut_is_flagged(
     notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By -n, -c or the trained length: a line with advice, and in the JSON; complete answers and choices are not."""
+    for form in (("-n", -1), ("--n-predict", "-1"), ("--predict=-1",)):  # no limit
+        assert notes("ask", "Why?", "-c", 300, *form, "--json").json["stopped"] in ("end", "context")
     limited = notes("ask", "Why?", "-n", 3, "--json")
     assert limited.json["stopped"] == "length" and limited.err.endswith("Let it have more: -n 6\n")
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")

@@ -89,7 +89,7 @@ def test_quiet(home: Path, skill: Path) -> None:
 
 
 def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag, the variable that is called as it, the command's own setting, that of all; flags may be settings."""
+    """A flag, the variable that is called as it, a setting (test_config.py has more); flags may be settings."""
 
     def tokens(*arguments: object) -> int:
         return int(notes("ask", "Why?", "--json", *arguments).json["tokens"]["answer"])
@@ -97,8 +97,6 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
     home.mkdir()
     (home / "config.yaml").write_text("max-tokens: 2\n")
     assert tokens() == 2
-    (home / "config.yaml").write_text("max-tokens: 2\nask: {max-tokens: 3}\n")
-    assert tokens() == 3
     monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "4")
     assert tokens() == 4 and tokens("-n", 5) == 5
     monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "x")
@@ -199,14 +197,6 @@ def test_help_is_what_people_use_and_help_all_the_rest() -> None:
     assert all(flag in run_here("--help").out for flag in ("--quiet", "--color", "--help-all"))
 
 
-def test_a_session_has_its_model(notes: Notes) -> None:
-    """Its commands have no options of models and contexts; variables and config.yaml hold for them."""
-    refusal = notes("session", "compact", "mine", "-c", 512).refusal(2)
-    assert "has no option --ctx-size: the session" in refusal and "NOTES_CTX_SIZE" in refusal
-    assert "NOTES_ROPE_SCALING" in notes("edit", "--all", "--rope-scaling", "yarn").refusal(2)
-    assert "NOTES_MMPROJ" in notes("import", "x.gguf", "--mmproj", "x").refusal(2)
-
-
 ASK = ("ask", "Why?", "-n", 2)
 
 
@@ -268,31 +258,6 @@ def test_a_relative_model_is_found_from_anywhere(
     monkeypatch.delenv("NOTES_MODEL")
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert notes(*ASK, "--session", "mine").code == 0
-
-
-def test_an_answer_without_a_limit(notes: Notes) -> None:
-    """-n -1, also as --n-predict: until the answer ends or the context is full, which is flagged."""
-    for form in (("-n", -1), ("--n-predict", "-1"), ("--predict=-1",)):
-        outcome = notes("ask", "Why?", "-c", 300, *form, "--json")
-        assert outcome.code == 0 and outcome.json["stopped"] in ("end", "context")
-        assert outcome.json["tokens"]["answer"] > 0
-    assert notes("ask", "Why?", "-n", -2).code == 2
-
-
-def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
-    """-p is the question, -f a text before it, after piped text; each works alone, and - is read once."""
-    text = tmp_path / "über.txt"
-    text.write_text("A text.\n", encoding="utf-8-sig")
-
-    def total(*arguments: object, stdin: str = "") -> int:
-        outcome = notes("ask", *arguments, "-n", 1, "--json", stdin=stdin)
-        assert outcome.code == 0, outcome.err
-        return int(outcome.json["tokens"]["total"])
-
-    assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
-    assert total("-", stdin="Why?") == total("-p", "-", stdin="Why?") == total("-f", "-", "-", stdin="Why?")
-    assert total("-f", text) == total("A text.")
-    assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
 
 
 @pytest.mark.model

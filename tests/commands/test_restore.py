@@ -33,11 +33,16 @@ def notes(kind: str, make_model: Callable[..., Path], monkeypatch: pytest.Monkey
     return run_here
 
 
-@pytest.mark.patches("recurrent")
-def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
-    """One sentence that names the place and the model's reason, which a compile gives at once."""
+@pytest.fixture
+def fees(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+    """A second skill, compiled as `fees` after `returns`."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
+
+
+@pytest.mark.patches("recurrent")
+def test_ask_decodes_elsewhere_and_says_why(notes: Notes, fees: None, kind: str) -> None:
+    """One sentence that names the place and the model's reason, which a compile gives at once."""
     why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
     assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
         notes("compile", "returns", "-f").err
@@ -53,10 +58,8 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
     assert how["returns"][0] == "spliced" and how["fees"] == ("decoded", why)
 
 
-def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
+def test_skills_in_one_order_are_restored_as_one(notes: Notes, fees: None) -> None:
     """Advice follows if the second of two skills is decoded; then both are restored, as a prefill of both."""
-    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
-    assert notes("compile", tmp_path / "fees.txt").code == 0
     both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
     printed = notes(*both).err
     assert "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees" in printed
@@ -71,10 +74,8 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
 
 
 @pytest.mark.patches("recurrent")
-def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
+def test_strict_refuses_to_decode(notes: Notes, fees: None, kind: str, home: Path) -> None:
     """Before decoding, in any turn, or as a setting; a restored skill is accepted, a refused turn is not saved."""
-    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
-    assert notes("compile", tmp_path / "fees.txt").code == 0
     assert notes(*ASK, "--strict", "-n", 2, "--session", "mine").code == 0
     turns = notes("session", "show", "mine", "--json").json["turns"]
     later = ("ask", "And?", "--splice", "fees", "--session", "mine")

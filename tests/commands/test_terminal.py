@@ -25,20 +25,6 @@ from .conftest import Notes, Terminal, command_line, on_a_pty, run_here, snapsho
 ENDLESS = ("-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
 
 
-def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
-    """Ctrl-C during the answer: exit 130; the partial answer ends its line; one line on stderr."""
-    process = subprocess.Popen(
-        command_line("ask", "Why?", *ENDLESS), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout
-    begun = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate()
-    assert process.returncode == 130
-    assert begun and rest.endswith(b"\n")
-    assert errors.decode().split() == ["notes:", "interrupted"]
-
-
 def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     """`notes ask ... | head -c 1`: no traceback, no message, and the process ends."""
     script = f"{shlex.join(command_line('ask', 'Why', *ENDLESS))} < /dev/null | head -c 1; echo ${{PIPESTATUS[0]}}"

@@ -17,8 +17,6 @@ from notes_cli.runtime.workspace import Workspace
 
 from .conftest import Notes, on_a_terminal
 
-BOTH = ("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 2)
-
 
 @pytest.fixture
 def two(notes: Notes, compiled: Path, tmp_path: Path) -> Path:
@@ -39,8 +37,7 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:
-    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word, or by a key of a batch. A
-    later turn of a session refuses it (another name: tests/messages.yaml)."""
+    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word."""
     for word in ("fees", two):
         pieces = notes(
             "ask", "Why?", "--splice", "returns", "--splice", word, "--decode", word, "--explain", "--json"
@@ -55,13 +52,6 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
         return abs(one["probabilities"]["a"] - full["probabilities"]["a"])
 
     assert far(first) < 1e-3 and far(first) < far(both)  # `returns` is where it was compiled
-    edited = notes(*BOTH, "--decode", "fees", "--field", "plan=solo", "--method", "suffix", "--json")
-    assert edited.code == 0 and edited.json["tokens"]["spliced"] > 0
-    assert notes(*BOTH, "--session", "mine", "--decode", "fees").code == 0
-    later = notes("ask", "And?", "--session", "mine", "--decode", "fees")
-    assert later.code == 1 and "session mine has begun" in later.err
-    line = notes(*BOTH[:1], *BOTH[2:], "--batch", "-", stdin='{"question": "Why?", "decode": ["fees"]}\n').json
-    assert {one["name"]: one["how"] for one in line["pieces"]}["fees"] == "decoded"
 
 
 def test_skills_that_are_compiled_together(notes: Notes, skill: Path, two: Path) -> None:

@@ -268,10 +268,10 @@ def test_without_names_all_methods_are_tried(
 
 def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
     """No question, a value that changes nothing, an unknown method."""
-    with refused(NotesError, "--question"):
+    with refused(NotesError, "Give it a question"):
         verify(workspace, replace(prompt, fields={}), [])
     for changed, questions, methods, message in (
-        (prompt, [], [], "Give --question"),
+        (prompt, [], [], "Give it a question"),
         (replace(prompt, fields={"tier": "gold"}), ["Why?"], [], "the text says tier=gold already"),
         (prompt, ["Why?"], ["magic"], "no edit method 'magic'"),
     ):
