@@ -17,8 +17,10 @@ from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings
 
+Load = Callable[..., Context]  # fixtures of conftest.py
 LoadZoo = Callable[..., Model]
 Rows = Sequence[LayerRows]
 
@@ -45,6 +47,20 @@ def open_context(model: Model, kv: str = "f32", flash: str = "off", **options: A
     """A context in whose K/V nothing is rounded, by default, with small batches."""
     settings = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kv, "type_v": kv}
     return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))
+
+
+def written(context: Context, tokens: Sequence[int]) -> KVSequence:
+    """A sequence of these tokens, which are decoded."""
+    seq = KVSequence(context)
+    seq.append(tokens)
+    seq.flush()
+    return seq
+
+
+def all_rows(seq: KVSequence) -> tuple[LayerRows, ...]:
+    """The K/V of all decoded tokens, in a type that loses nothing."""
+    context, length = seq.context, seq.context.length(seq.seq_id)
+    return context.read(seq.seq_id, 0, length, base=0, dtype=context.lossless_type) if length else ()
 
 
 @contextmanager

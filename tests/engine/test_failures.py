@@ -60,18 +60,6 @@ def picture(model: Model, rows: int) -> np.ndarray:
     return random.standard_normal((rows, llama.llama_model_n_embd_inp(model.handle))).astype(np.float32)
 
 
-def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
-    """A second sequence continues where a small cache has dropped the window: an image is refused, as text is."""
-    model = load_zoo("gemma3-dense")
-    text = random.integers(0, 128, 640).astype(np.int32)
-    with open_context(model, n_ctx=1024, n_sequences=2, unified=True, swa_full=False) as ctx:
-        ctx.append({0: text})
-        with ctx.share(0, 200) as other:
-            with pytest.raises(EngineError, match="sliding-window layers no longer hold what position 200"):
-                ctx.decode_embeddings(other.id, 200, picture(model, 40))
-            assert ctx.used == 640
-
-
 @pytest.mark.parametrize("name", ["llama-dense", "granitehybrid-dense"])
 def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
     """After some of its rows: they are gone, with the whole sequence where it cannot go back."""
@@ -82,83 +70,6 @@ def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
             ctx.decode_embeddings(0, 30, picture(model, 400))
         assert ctx.length(0) == (0 if model.recurrent else 30)
         assert ctx.used == ctx.length(0) + 210
-
-
-@pytest.mark.parametrize("name", ["llama-dense", "qwen2vl-dense", "granitehybrid-dense"])
-def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """By its first row or its last, on any axis: positions there cannot be gone on from. So is one before the last row,
-    or of another width. Nothing has changed."""
-    model = load_zoo(name)
-    axes = np.zeros((4, 3), np.int32)
-    axes[:, 2] = np.arange(4)  # one row of four
-    with open_context(model, n_ctx=256) as ctx, open_context(model, n_ctx=256) as fresh:
-        for each in (ctx, fresh):
-            each.append({0: TEXTS[0]})
-        for position, where in ((253, None), (1000, None), (2**31 - 1, None), (2**31 - 4, None), (253, axes)):
-            if where is not None and name != "qwen2vl-dense":
-                continue
-            count = 1 if position == 2**31 - 1 else 4
-            with pytest.raises(EngineError, match="do not fit a context of 256"):
-                ctx.decode_embeddings(0, position, picture(model, count), where)
-            assert ctx.length(0) == 30
-        with pytest.raises(EngineError, match="after the last row"):
-            ctx.decode_embeddings(0, 29, picture(model, 4))
-        with pytest.raises(EngineError, match="the model takes"):
-            ctx.decode_embeddings(0, 30, picture(model, 4)[:, 1:])
-        assert ctx.length(0) == 30
-        for each in (ctx, fresh):
-            each.append({0: QUESTION})
-        assert nmse(ctx.logits(), fresh.logits()) < 1e-9
-        ctx.append({0: np.resize(QUESTION, 252 - ctx.length(0))})
-        ctx.decode_embeddings(0, 252, picture(model, 4), axes if name == "qwen2vl-dense" else None)
-
-
-def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
-    """Arguments of different lengths are refused: tables of tokens, positions of fewer rows."""
-    model = load_zoo("qwen2vl-dense")
-    with open_context(model) as ctx:
-        ctx.append({0: TEXTS[0]})
-        rows, axes = ctx.read_axes(0, 0, 30, base=0)
-        table = np.zeros((2, 3), np.int32)
-        for call in (
-            lambda: ctx.append({0: table}),
-            lambda: ctx.rewrite(0, [[1, 2], [3, 4]], table),  # type: ignore[list-item]
-            lambda: ctx.rewrite(0, [1, 2], table),
-            lambda: ctx.splice(0, 30, table, rows, 0),
-        ):
-            with pytest.raises(EngineError, match="one line of numbers"):
-                call()
-        for wrong in (axes[:29], axes[:, :2], axes[0]):
-            with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
-                ctx.splice(0, 30, TEXTS[0], rows, 0, axes=wrong)
-            with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
-                ctx.decode_embeddings(0, 30, picture(model, 30), wrong)
-        assert ctx.length(0) == 30
-        ctx.splice(0, 30, TEXTS[0], rows, 0, axes=axes)
-        assert ctx.length(0) == 60
-
-
-@pytest.mark.parametrize(
-    ("name", "unified", "refused"),
-    [
-        ("llama-dense", True, {(0, 300, 0, 5): "sequence 300 does not exist", (-1, 1, 0, 5): "sequence -1 does not"}),
-        ("llama-dense", False, {(0, 1, 0, 5): "no part", (0, 1, 5, -1): "no part"}),
-        ("granitehybrid-dense", True, {(0, 1, 0, 5): "no part"}),
-    ],
-)
-def test_a_copy_that_cannot_be(
-    load_zoo: LoadZoo, name: str, unified: bool, refused: dict[tuple[int, int, int, int], str]
-) -> None:
-    """llama.cpp aborts, or copies rows without their state. All rows can be copied."""
-    with open_context(load_zoo(name), n_sequences=2, unified=unified) as ctx:
-        ctx.append({0: TEXTS[0]})
-        for arguments, why in refused.items():
-            with pytest.raises(EngineError, match=why):
-                ctx.copy(*arguments)
-        assert (ctx.length(0), ctx.length(1)) == (30, 0)
-        ctx.copy(0, 1, 0, -1)
-        ctx.append({0: QUESTION, 1: QUESTION})
-        assert nmse(ctx.logits(-1), ctx.logits(-2)) < 1e-9
 
 
 def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:

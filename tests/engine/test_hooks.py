@@ -15,13 +15,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from reference import decode, distance, edit_in_place, nmse, open_context, same
+from reference import decode, distance, edit_in_place, nmse, open_context
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.segment import LayerRows
-from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3"]
@@ -109,38 +107,6 @@ def test_rewrite_equals_the_same_edit_by_other_means(
         assert nmse(ours.logits(), stock.logits()) < BOUND["f32"]
 
 
-def test_failed_calls_leave_the_sequence_as_it_was(load: Callable[..., Model]) -> None:
-    """Occupied positions, missing rows, NaN rows, a full cache: refused in words, nothing changed. (Tokens that there
-    are not: test_limits.py.)"""
-    with open_context(load("llama"), "f16") as ctx:
-        ctx.append({0: SKILL})
-        rows = ctx.read(0, 0, len(SKILL), base=0)
-        poisoned = [type(r)(r.layer, r.k.copy(), r.v.copy()) for r in rows]
-        poisoned[-1].v[3, 5] = np.nan
-
-        two = np.array([1, 2], np.int32)
-        calls: list[tuple[Callable[[], object], str]] = [
-            (lambda: ctx.splice(0, 10, SKILL, rows, 0), "already hold rows"),
-            (lambda: ctx.splice(0, len(SKILL), SKILL, poisoned, 0), "NaN or infinity"),
-            (lambda: ctx.splice(0, 500, SKILL, rows, 0), "do not fit a context of 512"),
-            (lambda: ctx.splice(0, 100, SKILL, rows[:2], 0), "rows of 2 layers, the cache has 3"),
-            (lambda: ctx.splice(0, 100, SKILL[:-1], rows, 0), "expected"),
-            (lambda: ctx.rewrite(0, [3, 60], two), "has no row at position 60"),
-            (lambda: ctx.rewrite(0, [3, 3], two), "must ascend"),
-            (lambda: ctx.append({0: np.zeros(600, np.int32)}), "do not fit a context"),
-            (lambda: ctx.read(0, 0, 60, base=0), "48 of the 60 rows"),
-            (lambda: ctx.read(3, 0, 1, base=0), "sequence 3 does not exist"),
-        ]
-        for call, why in calls:
-            with pytest.raises(EngineError, match=why):
-                call()
-        after = ctx.read(0, 0, len(SKILL), base=0)
-        assert same(rows, after)
-        assert ctx.length(0) == len(SKILL)
-        ctx.append({0: QUESTION})
-        assert np.isfinite(ctx.logits()).all()
-
-
 @pytest.fixture(scope="module")
 def model(load: Callable[..., Model]) -> Model:
     return load("qwen2")
@@ -151,24 +117,6 @@ def stock_memory(ctx: Context) -> object:
 
 
 # Numbers that a cache must not hold.
-
-
-@pytest.mark.parametrize("flash", ["on", "off"])
-def test_rows_that_overflow_the_cache_are_refused_and_poison_nobody(model: Model, flash: str) -> None:
-    """A finite f32 row that is infinite as f16 is refused, and so are two large elements of a pair that turn into one
-    which f16 cannot hold; another sequence of the stream stays finite."""
-    with open_context(model, "f16", flash, n_sequences=2, unified=True) as ctx:
-        ctx.append({0: SKILL})
-        large = ctx.read(0, 0, 48, base=0)
-        rows = [LayerRows(r.layer, r.k.astype(np.float32), r.v.astype(np.float32)) for r in large]
-        rows[0].v[3, 5] = 1e6
-        large[0].k[:] = 60000.0
-        for position, wrong in ((0, rows), (100, large)):
-            with pytest.raises(EngineError, match="NaN or infinity"):
-                ctx.splice(1, position, SKILL, wrong, 0)
-            assert ctx.length(1) == 0
-        ctx.append({0: QUESTION})
-        assert np.isfinite(ctx.logits()).all()
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
@@ -215,18 +163,6 @@ def test_read_after_a_pending_copy_and_a_pending_shift(model: Model) -> None:
         assert distance(ctx.read(0, 10, 48, base=0, dtype="f32"), expected) < 1e-6
 
 
-def test_two_rows_at_one_position_are_refused(model: Model) -> None:
-    """Stock calls can put two rows at one position; neither read nor rewrite can know which is meant."""
-    with open_context(model, "f16", n_sequences=2, unified=True) as ctx:
-        ctx.append({0: SKILL, 1: QUESTION})
-        llama.llama_memory_seq_rm(stock_memory(ctx), 1, 2, 3)
-        llama.llama_memory_seq_cp(stock_memory(ctx), 0, 1, 3, 4)  # sequence 1 holds 0 1 3 3 4 5
-        with pytest.raises(EngineError, match="6 of the 6 rows"):
-            ctx.read(1, 0, 6, base=0)
-        with pytest.raises(EngineError, match="several rows at position 3"):
-            ctx.rewrite(1, [3], np.array([5], np.int32))
-
-
 # Batches and their order.
 
 
@@ -268,40 +204,6 @@ def test_strided_tokens_are_read_as_they_stand(model: Model) -> None:
             ctx.rewrite(0, list(range(10)), tokens)
         rows = (ctx.read(0, 0, 10, base=0, dtype="f32") for ctx in (strided, plain))
         assert distance(*rows) == 0
-
-
-# Interrupts, closing, and several sequences in one context.
-
-
-def interrupted(method: Callable[..., None]) -> Callable[..., None]:
-    """A method that does its work and is then interrupted, as ctypes is: after the call."""
-
-    def call(*arguments: object, **options: object) -> None:
-        method(*arguments, **options)
-        raise KeyboardInterrupt
-
-    return call
-
-
-def test_logits_after_an_interrupt_and_after_truncation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last token has a row but its logits are gone: it is decoded once more, to the same logits. An interrupted
-    lookahead leaves no rows."""
-    with open_context(model) as ctx:
-        sequence = KVSequence(ctx)
-        sequence.append(SKILL)
-        expected = sequence.logits()
-        with monkeypatch.context() as patch:
-            patch.setattr(ctx, "append", interrupted(ctx.append))
-            with pytest.raises(KeyboardInterrupt):
-                sequence.lookahead(QUESTION)
-            assert ctx.length(0) == len(sequence) == 48
-            sequence.append(QUESTION)
-            with pytest.raises(KeyboardInterrupt):
-                sequence.flush()
-        assert ctx.length(0) == 54
-        sequence.logits()
-        sequence.truncate(48)
-        assert nmse(sequence.logits(), expected) < 1e-9
 
 
 def test_threads_that_cannot_be_had_are_done_without(make_model: Callable[..., Path]) -> None:

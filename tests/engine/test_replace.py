@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+import reference
+from hypothesis import given
 from hypothesis import strategies as st
-from reference import distance, nmse, same, stopping
+from reference import Load, distance, nmse, same
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.limits import ContextOptions
-from notes_cli.engine.model import Model
 from notes_cli.engine.positions import Patch, align, apply_patches, changed_ranges, is_ascending, position_map
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
-from notes_cli.explanations import why
-
-from ..conftest import MakeModel
-from ..refused import refused
 
 BOUND = {"f32": 1e-6, "f16": 1e-5}
 LEFT = np.arange(10, 18, dtype=np.int32)
@@ -35,30 +28,8 @@ ASK = [72, 105, 63]
 LONGER, SHORTER = Patch(20, 22, (1, 2, 3, 4)), Patch(30, 34, (5, 6))
 
 
-@pytest.fixture(scope="module")
-def load(make_model: MakeModel) -> Iterator[Callable[..., Context]]:
-    """One context for each kind of model and cache; empty when it is handed out."""
-    with ExitStack() as opened:
-        load = cache(lambda kind: opened.enter_context(Model(make_model(kind))))
-        make = cache(lambda kind, options: opened.enter_context(Context(load(kind), options)))
-
-        def get(kind: str = "llama", type_k: str = "f16", type_v: str = "f16", flash: Any = "off") -> Context:
-            options = ContextOptions(n_ctx=512, n_threads=1, type_k=type_k, type_v=type_v, flash_attention=flash)
-            context: Context = make(kind, options)
-            context.clear()
-            return context
-
-        yield get
-
-
-Load = Callable[..., Context]
-
-
 def written(context: Context, tokens: list[Any] | None = None) -> KVSequence:
-    seq = KVSequence(context)
-    seq.append(TEXT if tokens is None else tokens)
-    seq.flush()
-    return seq
+    return reference.written(context, TEXT if tokens is None else tokens)
 
 
 def read(context: Context, first: int, last: int) -> tuple[LayerRows, ...]:
@@ -82,7 +53,7 @@ def goes_on_right(seq: KVSequence, kv: str) -> bool:
 @pytest.mark.parametrize("patch", [LONGER, SHORTER, Patch(0, 3, (7,)), Patch(20, 30, ())])
 def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
     """Rows before the change are bit-identical, those after are the old ones spliced where they are now."""
-    context = load(kind, kv, kv)
+    context = load(kind, type_k=kv, type_v=kv)
     seq = written(context)
     head, tail = read(context, 0, patch.first), context.read(0, patch.last, 48 - patch.last, base=patch.last, dtype=kv)
     assert seq.replace([patch]) == len(patch.tokens)
@@ -124,7 +95,7 @@ def test_two_changes_at_once(load: Load, kind: str) -> None:
 )
 def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, type_v: str) -> None:
     """Rows of any type that are put aside and come back to their place are as they were."""
-    context = load("qwen3", type_k, type_v, "on")
+    context = load("qwen3", type_k=type_k, type_v=type_v, flash_attention="on")
     seq = written(context)
     before = read(context, 34, 48)
     seq.replace([LONGER, SHORTER])
@@ -136,7 +107,7 @@ def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None
     """A value and every token after it, or all, in one pass: rows and logits are those of the new text, decoded."""
     whole = Patch(0, 48, (7,)), Patch(0, 48, (7,) * 60)
     for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8)), *whole):
-        seq = written(load("llama", kv, kv))
+        seq = written(load("llama", type_k=kv, type_v=kv))
         assert seq.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
         assert goes_on_right(seq, kv)
 
@@ -151,73 +122,7 @@ def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) 
     assert goes_on_right(seq, "f16")
 
 
-patches = st.lists(
-    st.tuples(st.integers(0, 4), st.integers(1, 4), st.lists(st.integers(0, 255), max_size=6)), min_size=1, max_size=4
-)
-
-
-@given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
-@example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second is at position 0 then
-@example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as do unchanged tokens
-@settings(max_examples=40)
-def test_the_ledger_adds_up(
-    load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
-) -> None:
-    """Any changes, also across a seam: tokens and pieces agree, also of a dry sequence, and undoing works."""
-    changes: list[Patch] = []
-    for gap, length, tokens in gaps:
-        first = gap + (changes[-1].last if changes else 0)
-        changes.append(Patch(first, first + length, tokens))
-    inside = {at for patch in changes for at in range(patch.first, patch.last)}
-    context = load()
-    context.append({0: np.array(TEXT, np.int32)})
-    rows = context.read(0, 8, 40, base=8)
-    segment = Segment("s", "", "", SKILL, 8, LEFT, (), context.identity("w"), rows)
-    context.clear()
-    seq, dry = KVSequence(context), KVSequence(context, dry=True)
-    for either in (seq, dry):
-        either.append(LEFT[:4])
-        either.splice(segment, seam=seam)
-        either.append([*LEFT[4:]], "question")
-        either.replace(changes, sorted(also - inside))
-    wanted = [*LEFT[:4], *SKILL, *LEFT[4:]]
-    for patch in reversed(changes):
-        wanted[patch.first : patch.last] = patch.tokens
-    assert seq.tokens.tolist() == wanted == dry.tokens.tolist() and seq.pieces == dry.pieces
-    for length in (len(seq), int(cut * len(seq))):
-        seq.truncate(length)
-        at = 0
-        for piece in seq.pieces:
-            assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
-            assert why(piece).count("recomputed in place") == bool(piece.rewritten)
-            at += piece.tokens
-        assert at == len(seq) == length
-    seq.append(ASK)
-    assert np.isfinite(seq.logits()).all() and context.length(0) == len(seq)
-
-
 # ---- refusals and failures
-
-
-@pytest.mark.parametrize("dry", [False, True])
-def test_changes_that_are_none(load: Load, dry: bool) -> None:
-    """None, outside of the sequence, of nothing, out of order, over each other: refused, and nothing changed."""
-    seq = KVSequence(load(), dry=dry)
-    seq.append(TEXT)
-    seq.flush()
-    alone = [[(-1, 2)], [(47, 49)], [(48, 49)], [(5, 5)], [(6, 5)]]
-    for spans in ([], *alone, [(9, 10), (8, 9)], [(8, 10), (9, 11)]):
-        with pytest.raises(EngineError, match="must ascend inside of the sequence, which has 48 tokens"):
-            seq.replace([Patch(*span, (1,)) for span in spans])
-        assert seq.tokens.tolist() == TEXT and [piece.tokens for piece in seq.pieces] == [48]
-
-
-def test_no_room_for_a_longer_value(load: Load) -> None:
-    seq = written(load(), [*TEXT, *[9] * 463])
-    rows = read(seq.context, 0, 511)
-    with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
-        seq.replace([LONGER])
-    assert len(seq) == 511 and same(read(seq.context, 0, 511), rows)
 
 
 @pytest.mark.parametrize("dry", [False, True])
@@ -230,50 +135,6 @@ def test_what_cannot_be_moved_stays(load: Load, dry: bool) -> None:
         with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: "):
             seq.replace([LONGER])
         assert seq.tokens.tolist() == (TEXT * 6)[:length]
-
-
-CHANGES = {
-    "in place": [Patch(20, 22, (1, 2))],
-    "longer": [LONGER],
-    "shorter": [SHORTER],
-    "longer and shorter": [LONGER, SHORTER],  # as long as before, when all is moved
-    "at the start": [Patch(0, 2, (1,))],
-}
-
-
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
-    """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
-    seq = written(load())
-    with stopping(seq.context), pytest.raises(EngineError, match="the computation was stopped"):
-        seq.replace(changes)
-    kept = 48 if changes == CHANGES["in place"] else changes[0].first
-    assert seq.tokens.tolist() == TEXT[:kept] and seq.context.length(0) == kept
-    assert goes_on_right(seq, "f16")
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [("in place", "rewrite")]
-    + [(kind, call) for kind in list(CHANGES)[1:] for call in ("rewrite", "splice", "truncate", "read")],
-)
-def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before or after any step: the rows that the sequence reports are right, up to the change at least."""
-    seq, changes = written(load()), CHANGES[kind]
-    step = getattr(Context, call)
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.undo()
-        if when == "after":
-            step(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Context, call, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        seq.replace(changes)
-    assert seq.tokens.tolist() == TEXT[: 48 if call == "read" else changes[0].first]
-    assert goes_on_right(seq, "f16")
 
 
 def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

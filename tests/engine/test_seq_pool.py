@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from reference import LoadZoo, nmse, open_context, same
+import reference
+from reference import Load, LoadZoo, all_rows, nmse, open_context, same
 
 from notes_cli.engine.context import Context, Pool
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.positions import Patch
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
@@ -24,32 +21,9 @@ from notes_cli.errors import EngineError, UnsupportedError
 TEXT = list(range(40))
 MORE = [7, 3, 9]
 
-Load = Callable[..., Context]
-
-
-@pytest.fixture
-def load(make_model: Callable[..., Path]) -> Iterator[Load]:
-    """Contexts of tiny models, open as long as a test needs them."""
-    with ExitStack() as opened:
-
-        def make(kind: str = "llama", **options: Any) -> Context:
-            model = opened.enter_context(Model(make_model(kind, name="tiny")))  # llama.cpp knows "phi3" in a name
-            settings = ContextOptions(**{"n_ctx": 512, "n_threads": 1, **options})
-            return opened.enter_context(Context(model, settings))
-
-        yield make
-
 
 def written(context: Context, tokens: Sequence[int] = TEXT) -> KVSequence:
-    seq = KVSequence(context)
-    seq.append(tokens)
-    seq.flush()
-    return seq
-
-
-def rows(seq: KVSequence) -> tuple[LayerRows, ...]:
-    context = seq.context
-    return context.read(seq.seq_id, 0, context.length(seq.seq_id), base=0, dtype=context.lossless_type)
+    return reference.written(context, tokens)
 
 
 def close(found: np.ndarray, wanted: np.ndarray) -> bool:
@@ -88,23 +62,6 @@ def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
 # Sequences.
 
 
-def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
-    """Closed or dropped: its rows are gone and the next one has its place."""
-    context = load(n_sequences=2, unified=True)
-    seq = written(context)
-    del seq
-    gc.collect()
-    for _ in range(5):
-        with written(context) as again:
-            assert again.seq_id == 0 and context.used == len(TEXT)
-    again.close()
-    assert context.used == 0 and context.options.n_sequences == 2
-    for use in (again.flush, again.logits, again.share, lambda: again.truncate(3), lambda: again.rewrite([3], [7])):
-        with pytest.raises(EngineError, match=r"given back|closed, or changed"):
-            use()
-    assert not again.intact
-
-
 def test_a_cleared_context_is_nobodys(load: Load) -> None:
     """The rows of a sequence are gone, which it reports, and a new one does not find them."""
     context = load()
@@ -135,66 +92,6 @@ def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pyte
 # Sharing.
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
-def test_shared_rows_are_in_the_same_cells(load: Load, kind: str) -> None:
-    """Shared rows count once; each sequence adds its own, and continues as it would alone."""
-    context, alone = load(kind, n_sequences=4, unified=True), load(kind)
-    with written(context) as one, one.share() as two, two.share() as three:
-        assert context.used == len(TEXT) and same(rows(two), rows(one)) and same(rows(three), rows(one))
-        for seq, added in ((one, MORE), (two, MORE[:2]), (three, MORE[1:])):
-            seq.append(added)
-            logits = seq.logits()
-            with written(alone, TEXT + added) as wanted:
-                assert close(logits, wanted.logits())
-        assert context.used == len(TEXT) + 7
-        before = rows(three)
-        one.close()
-        two.close()
-        assert same(rows(three), before) and context.used == len(TEXT) + 2
-    assert context.used == 0
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
-def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None:
-    """In place, moved, truncated, written over: the other one is as it was, bit for bit."""
-    context = load(kind, n_sequences=2, unified=True)
-    with written(context) as one:
-        before = rows(one)
-        for change in (
-            lambda seq: seq.rewrite([3, 4, 20], MORE),
-            lambda seq: seq.replace([Patch(5, 7, (1, 2, 3, 4))]),
-            lambda seq: seq.truncate(10),
-            lambda seq: (seq.truncate(10), seq.append(MORE * 4), seq.flush()),
-        ):
-            with one.share() as two:
-                change(two)
-                assert same(rows(one), before) and (len(two) < 40 or not same(rows(two), before))
-                after = rows(two)
-                one.append(MORE)
-                one.flush()
-                assert same(rows(two), after)
-                one.truncate(len(TEXT))
-            assert same(rows(one), before) and context.used == len(TEXT)
-
-
-@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
-def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
-    """A state belongs to the last token: a part cannot be shared, the whole continues in each as alone."""
-    context = load(kind, n_sequences=3, unified=True)
-    with written(context) as one:
-        with pytest.raises(EngineError, match="recurrent state belongs to the last one"):
-            context.share(one.seq_id, 20)
-        with one.share() as two:
-            two.append(MORE)
-            found = two.logits()
-            one.append(MORE)
-            assert close(one.logits(), found)
-            two.close()
-            one.append(MORE)
-            with written(load(kind), TEXT + MORE + MORE) as wanted:
-                assert close(one.logits(), wanted.logits())
-
-
 def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> None:
     """DeepSeek V4, which compresses keys over ranges: llama.cpp aborts at a part, so it is refused. The whole continues
     in each as alone, also after a lookahead."""
@@ -217,87 +114,7 @@ def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> Non
                 assert (nmse(ahead[-1], wanted.logits()) < 1e-9) == (more == MORE)
 
 
-def test_caches_of_their_own_share_nothing(load: Load) -> None:
-    """Refused with the reason, before anything is done; one sequence alone becomes several in one cache."""
-    context = load(n_sequences=2, n_ctx=512)
-    with written(context) as one:
-        before = rows(one)
-        with pytest.raises(UnsupportedError, match="caches of their own cannot share"):
-            one.share()
-        assert context.options.n_sequences == 2 and same(rows(one), before)
-    context = load()
-    with written(context) as one, one.share() as two:
-        assert context.used == len(TEXT) and same(rows(one), rows(two))
-
-
-def test_a_failed_share_holds_no_sequence(load: Load) -> None:
-    context = load(n_sequences=2, unified=True)
-    with written(context) as one:
-        for seq_id, length in ((one.seq_id, 41), (one.seq_id, -1), (7, 3)):
-            with pytest.raises(EngineError):
-                context.share(seq_id, length)
-        assert context.options.n_sequences == 2 and same(rows(one), rows(one.share()))
-
-
 # Growing.
-
-
-def alone(context: Context) -> list[KVSequence]:
-    return [written(context, TEXT * 3), written(context, TEXT[::-1])]
-
-
-def shared(context: Context) -> list[KVSequence]:
-    """Eight sequences of one text, which nearly fill the context."""
-    one = written(context, TEXT * 5)
-    return [one, *(one.share() for _ in range(7))]
-
-
-def parted(context: Context) -> list[KVSequence]:
-    """The same, each with a token of its own."""
-    sequences = shared(context)
-    for number, seq in enumerate(sequences):
-        seq.append([number])
-        seq.flush()
-    return sequences
-
-
-def rewritten(context: Context) -> list[KVSequence]:
-    """Shared before, between and after the rows that one sequence has for itself."""
-    sequences = shared(context)[:3]
-    sequences[1].rewrite([0, 9, 10, 150], [1, 2, 3, 4])
-    sequences[2].rewrite([9, 199], [1, 2])
-    return sequences
-
-
-Fill = Callable[[Context], list[KVSequence]]
-UNIFIED: dict[str, Any] = {"n_sequences": 2, "unified": True}
-GROWING: list[tuple[Fill, str, dict[str, Any], int]] = [  # and the cells that are in use
-    *((alone, kind, {}, 160 if kind != "mamba" else 0) for kind in ("llama", "gemma3", "lfm2", "mamba")),
-    *((alone, kind, {"type_k": kv, "type_v": kv}, 160) for kind, kv in (("llama", "f32"), ("qwen3", "q8_0"))),
-    *((shared, kind, UNIFIED, 200) for kind in ("llama", "gemma3", "lfm2")),
-    *((parted, kind, UNIFIED, 208) for kind in ("llama", "gemma3")),
-    (rewritten, "llama", UNIFIED, 206),
-    (alone, "llama", {"n_ctx": 512, "n_sequences": 2}, 160),  # a cache for each
-]
-
-
-@pytest.mark.parametrize(("fill", "kind", "options", "used"), GROWING)
-def test_a_context_that_grows_changes_no_row(
-    load: Load, fill: Fill, kind: str, options: dict[str, Any], used: int
-) -> None:
-    """More tokens and more sequences: rows are bit-identical, what is shared stays so, and all go on as alone."""
-    flash = "on" if kind == "qwen3" else "off"
-    context = load(kind, **{"n_ctx": 256, "flash_attention": flash, **options})
-    sequences = fill(context)
-    before = [rows(seq) for seq in sequences]
-    assert context.used == used
-    context.resize(n_ctx=1024, n_sequences=12)
-    assert context.n_ctx >= 1024 and context.options.n_sequences == 12 and context.used == used
-    assert all(same(rows(seq), wanted) and seq.intact for seq, wanted in zip(sequences, before, strict=True))
-    for seq in sequences[:2] if fill is not rewritten else ():
-        seq.append(MORE)
-        with written(load(kind, flash_attention=flash, **{**options, "n_ctx": 512}), seq.tokens) as wanted:
-            assert close(seq.logits(), wanted.logits())
 
 
 def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +146,7 @@ def test_an_indexers_keys_come_along(load_zoo: LoadZoo) -> None:
         two.rewrite([5], [1])
         before, found = [], []
         for each in (before, found):
-            each += [rows(one), rows(two)]
+            each += [all_rows(one), all_rows(two)]
             context.resize(n_ctx=2 * context.n_ctx)
         assert context.used == len(TEXT) + 1
         for was, layers in zip(before, found, strict=True):
@@ -345,25 +162,25 @@ def test_states_that_have_parted_are_not_lost(load: Load) -> None:
     two = one.share()
     two.append(MORE)
     two.flush()
-    before = rows(one), rows(two)
+    before = all_rows(one), all_rows(two)
     with pytest.raises(UnsupportedError, match="without which they need 403 cells, and it has"):
         context.resize(n_ctx=1024)
-    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
+    assert same(all_rows(one), before[0]) and same(all_rows(two), before[1]) and one.intact and two.intact
 
 
 def test_a_rotation_that_would_change(load: Load) -> None:
     """LongRoPE has other factors beyond a length: refused while there are rows, and all is as it was."""
     context = load("phi3", n_ctx=1024)
     with written(context) as seq:
-        before, logits = rows(seq), seq.logits()
+        before, logits = all_rows(seq), seq.logits()
         with pytest.raises(UnsupportedError, match="rotates its keys differently in a context of 8,192 tokens"):
             context.resize(n_ctx=8192)
-        assert context.options.n_ctx == 1024 and same(rows(seq), before)
+        assert context.options.n_ctx == 1024 and same(all_rows(seq), before)
         seq.truncate(len(TEXT) - 1)
         seq.append(TEXT[-1:])
         assert close(seq.logits(), logits)
         context.resize(n_ctx=2048)
-        assert same(rows(seq), before)
+        assert same(all_rows(seq), before)
     context.resize(n_ctx=8192)
     assert context.n_ctx >= 8192
 
@@ -381,38 +198,6 @@ def test_rows_that_cannot_be_read(load: Load) -> None:
     with pytest.raises(UnsupportedError, match="it has rows of unknown tokens"):
         context.resize(n_ctx=1024)
     assert context.length(0) == len(TEXT)
-
-
-@pytest.mark.parametrize(
-    ("kind", "step", "failure"),
-    [
-        *((kind, "_open", EngineError("no memory")) for kind in ("llama", "lfm2")),
-        *((kind, "splice", KeyboardInterrupt()) for kind in ("llama", "lfm2")),
-        *(("llama", "splice", EngineError("no memory")), ("llama", "_open", KeyboardInterrupt())),
-    ],
-    ids=repr,
-)
-def test_a_context_that_cannot_grow(
-    load: Load, kind: str, step: str, failure: BaseException, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The allocation or a later step fails, or Ctrl-C: the old context is in place, with all rows."""
-    context = load(kind, n_sequences=2, unified=True)
-    one, two = written(context), written(context, TEXT[::-1])
-    before, call = (rows(one), rows(two)), getattr(Context, step)
-    failures = iter([failure])
-
-    def failing(self: Context, *arguments: Any, **options: Any) -> Any:
-        for error in failures:
-            raise error
-        return call(self, *arguments, **options)
-
-    monkeypatch.setattr(Context, step, failing)
-    with pytest.raises(type(failure)):
-        context.resize(n_ctx=4096, n_sequences=9)
-    assert (context.options.n_ctx, context.options.n_sequences) == (512, 2)
-    assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
-    context.resize(n_ctx=1024)
-    assert same(rows(one), before[0]) and same(rows(two), before[1])
 
 
 def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
@@ -525,19 +310,3 @@ def test_sequences_that_share_a_small_window(load_zoo: LoadZoo, name: str) -> No
             ctx.rewrite(0, [ctx.length(0) - 9], NEW[:1])
         assert same(ctx.read(1, 118, 32, base=118, dtype="f32"), before)
         assert nmse(ask(ctx, 1)[0], wanted) < BOUND
-
-
-@pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
-def test_a_refused_splice_moves_nobody(load_zoo: LoadZoo, unified: bool) -> None:
-    """Rows already there, NaN, no such sequence: neither this sequence nor another one changes."""
-    with streams(load_zoo("deepseek32-moe"), "deepseek32-moe", 2, unified=unified) as ctx:
-        ctx.append({0: TEXTS[2], 1: TEXTS[1]})
-        before = [everything(ctx, seq_id) for seq_id in range(2)]
-        rows = ctx.read(0, 0, 24, base=0, dtype="f32")
-        for seq_id, position, base in ((0, 30, 0), (1, 0, 0), (2, 0, 0), (-1, 0, 0), (0, 500, 0), (0, 40, -1)):
-            with pytest.raises(EngineError):
-                ctx.splice(seq_id, position, TEXTS[2][:24], rows, base)
-        rows[-1].k[5, 5] = np.inf
-        with pytest.raises(EngineError, match="NaN or infinity"):
-            ctx.splice(1, 19, TEXTS[2][:24], rows, 0)
-        assert all(same(everything(ctx, seq_id), before[seq_id]) for seq_id in range(2))

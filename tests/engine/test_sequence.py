@@ -18,7 +18,6 @@ from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.generate import decide, log_softmax
 
 from ..conftest import MakeModel
-from ..refused import refused
 
 LEFT = np.arange(10, 18, dtype=np.int32)
 SKILL = np.arange(60, 100, dtype=np.int32)
@@ -128,44 +127,6 @@ def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> 
     assert np.isfinite(sequence.logits()).all()
 
 
-def test_truncate_goes_back(sequence: KVSequence) -> None:
-    """Tokens, pieces and rows end at the length; continuing gives the same as before."""
-    sequence.append(LEFT)
-    sequence.append(ASK, "question")
-    first = sequence.logits()
-    sequence.append([1, 2, 3], "answer")
-    sequence.flush()
-    sequence.truncate(10)
-    assert [(p.kind, p.tokens) for p in sequence.pieces] == [("text", 8), ("question", 2)]
-    assert sequence.context.length(0) == 10 and sequence.tokens.tolist() == [*LEFT, *ASK[:2]]
-    sequence.append(ASK[2:])
-    np.testing.assert_allclose(sequence.logits(), first, atol=1e-2 * float(np.abs(first).max()))
-    for length in (-1, 12):
-        with pytest.raises(EngineError, match="cannot go back"):
-            sequence.truncate(length)
-    sequence.truncate(5)  # tokens that still wait are just dropped
-    sequence.append(ASK)
-    sequence.truncate(6)
-    sequence.flush()
-    assert sequence.context.length(0) == len(sequence) == 6
-
-
-def test_a_full_context_is_refused_before_anything_happens(sequence: KVSequence, segment: Segment) -> None:
-    """Append, splice and lookahead that do not fit: an error with a sufficient size; the sequence remains usable."""
-    sequence.append(np.zeros(500, np.int32))
-    sequence.flush()
-    for action in (
-        lambda: sequence.append(np.zeros(13, np.int32)),
-        lambda: sequence.splice(segment),
-        lambda: sequence.lookahead([1] * 13),
-    ):
-        with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
-            action()
-    assert len(sequence) == sequence.context.length(0) == 500 and len(sequence.pieces) == 1
-    sequence.append(ASK)
-    assert np.isfinite(sequence.logits()).all()
-
-
 END = 258  # an end token of the tiny models
 
 
@@ -192,17 +153,6 @@ def test_where_an_answer_ends(
     if sequence.context.length(0) == 512:
         with pytest.raises(EngineError, match="too small"):
             list(sequence.generate(Script(65), 3))  # type: ignore[arg-type]
-
-
-def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence.append(LEFT)
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "append", lambda *_: (_ for _ in ()).throw(EngineError("no")))
-        with pytest.raises(EngineError):
-            sequence.flush()
-    assert len(sequence) == 8
-    sequence.logits()
-    assert sequence.context.length(0) == 8
 
 
 PROMPT = "May I return this? Answer:"
