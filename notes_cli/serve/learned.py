@@ -16,16 +16,15 @@ import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import accumulate, count, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from notes_cli.engine.model import Model
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, concatenate_rows
 from notes_cli.engine.sequence import Task
@@ -45,8 +44,9 @@ DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
 LONG = 256  # tokens of a block that is learned when it comes the first time
 STEP = 32  # tokens of a batch: a request that arrives waits for one
-WAITING = 512  # blocks and prompts that are remembered until they are computed
-COMPARED = 32  # texts of a salt with which a new one is compared
+WAITING = 512  # blocks that are remembered until they are computed
+COMPARED = 32  # prompts, and texts of a salt with which a new one is compared
+SALTS = 64  # whose texts are remembered
 DECAY = 0.9  # of the tokens that a block has spared, with each new block
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
@@ -89,10 +89,11 @@ class Block:
         return self.segment.nbytes if self.segment else 0
 
 
-def blocks_of(model: Model, tokens: Tokens, earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[Span, ...]]:
-    """Yield the parts of each block of a text's tokens. `earlier`: paragraphs of other texts."""
-    for first, paragraphs, tools in _messages(model, tokens):
-        yield from (((first + start, first + end),) for start, end in tools if end - start >= LEAST)
+def blocks_of(pieces: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[bool, tuple[Span, ...]]]:
+    """Yield the parts of each block of a text, and if it is a tool. `pieces`: the text of each token, empty for control
+    tokens. `earlier`: paragraphs of other texts."""
+    for first, paragraphs, tools in _messages(pieces):
+        yield from ((True, ((first + start, first + end),)) for start, end in tools if end - start >= LEAST)
         texts = {text for _, text in paragraphs}
         nearest = max(earlier, key=lambda other: _shared(texts, other), default=())
         alike = 2 * _shared(texts, nearest) >= sum(map(len, texts))
@@ -103,25 +104,24 @@ def blocks_of(model: Model, tokens: Tokens, earlier: Sequence[Sequence[bytes]]) 
             start, end = first + start, first + end
             parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
         if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
-            yield tuple(parts)
+            yield False, tuple(parts)
 
 
 def _shared(texts: Collection[bytes], other: Sequence[bytes]) -> int:
     return sum(len(text) for text in other if text in texts)
 
 
-def texts_of(model: Model, tokens: Tokens) -> Iterator[list[bytes]]:
+def texts_of(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Yield the paragraphs of each message, without its tools."""
-    for _, paragraphs, _ in _messages(model, tokens):
+    for _, paragraphs, _ in _messages(pieces):
         yield [text for _, text in paragraphs]
 
 
-def _messages(model: Model, tokens: Tokens) -> Iterator[tuple[int, Paragraphs, list[Span]]]:
+def _messages(pieces: Sequence[bytes]) -> Iterator[tuple[int, Paragraphs, list[Span]]]:
     """Yield each message, which control tokens enclose: its first token, and the tokens of its paragraphs and tools
     from that on."""
-    pieces = [model.token_bytes(int(token)) for token in tokens]
     controls = [number for number, piece in enumerate(pieces) if not piece]
-    for begin, last in pairwise([-1, *controls, len(tokens)]):
+    for begin, last in pairwise([-1, *controls, len(pieces)]):
         first = begin + 1
         text, ends = b"".join(pieces[first:last]), list(accumulate(map(len, pieces[first:last]), initial=0))
         tools = list(_tools(text))
@@ -164,11 +164,12 @@ class Learned:
         library = workspace.library
         self._library = Library(library.folder / LEARNED) if isinstance(library, Library) else None
         self._lock = threading.Lock()  # guards the attributes below
-        self._prompts: deque[tuple[Layout, str, int]] = deque(maxlen=WAITING)
+        self._prompts: deque[tuple[Layout, str, int]] = deque(maxlen=COMPARED)
         self._waiting: OrderedDict[tuple[str, bytes], Block] = OrderedDict()  # not computed; last: most recent
         self._blocks: dict[str, list[Block]] = {}  # computed, by salt
         self._indexes: dict[str, TextIndex] = {}  # of these
-        self._texts: dict[str, deque[list[bytes]]] = {}  # paragraphs of the latest texts, by salt
+        # Paragraphs of the latest texts, by salt; last: most recent.
+        self._texts: OrderedDict[str, deque[list[bytes]]] = OrderedDict()
         self._clock = count(1)
         for _, path in segment_files(self._library.folder) if self._library else ():
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
@@ -224,20 +225,25 @@ class Learned:
 
     def _find(self, layout: Layout, salt: str, live: int) -> None:
         """Add the blocks of a prompt that are neither learned nor placed from a compiled text."""
-        model, head, found = self._workspace.model, self._head(layout), list[tuple[Span, ...]]()
-        earlier = self._texts.setdefault(salt, deque(maxlen=COMPARED))
+        pieces = [self._workspace.model.token_bytes(int(token)) for token in layout.tokens]
+        shared, found = self._is_shared(layout, pieces), list[tuple[bool, tuple[Span, ...]]]()
+        earlier = self._texts.pop(salt, None) or deque(maxlen=COMPARED)
         for first, last in ((max(first, live), last) for first, last in layout.texts if last > live):
-            for parts in blocks_of(model, layout.tokens[first:last], earlier):
-                found.append(tuple((first + start, first + end) for start, end in parts))
-            earlier.extend(text for text in texts_of(model, layout.tokens[first:last]) if text)
+            for tool, parts in blocks_of(pieces[first:last], earlier):
+                spans = tuple((first + start, first + end) for start, end in parts)
+                found.append((shared(tool, spans), spans))
+            earlier.extend(text for text in texts_of(pieces[first:last]) if text)
+        self._texts[salt] = earlier
+        if len(self._texts) > SALTS:
+            self._texts.popitem(last=False)
         with self._lock:
             learned: dict[bytes, list[Tokens]] = {}
             for block in self._blocks.get(salt, []):
                 learned.setdefault(block.begin, []).append(block.tokens)
-            for parts in found:
+            for everywhere, parts in found:
                 begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
                 rows = np.concatenate([np.arange(*part) for part in parts])
-                block = Block(layout.tokens[rows], begins, salt, shared=parts[-1][1] <= head)
+                block = Block(layout.tokens[rows], begins, salt, everywhere)
                 known = [int(np.count_nonzero(layout.origins[rows] < 0))]
                 known += [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
                 if len(block.tokens) - max(known) < LEAST:
@@ -249,22 +255,30 @@ class Learned:
                 if len(self._waiting) > WAITING:
                     self._waiting.popitem(last=False)
 
-    def _head(self, layout: Layout) -> int:
-        """Return the number of a prompt's tokens before the text of its first message of the user."""
-        talk, place = layout.prompt.conversation, 0
-        first = next((each for each in talk.messages if each.role == "user"), None) if talk else None
-        text = next((part.text for part in first.parts if isinstance(part, TextPart)), "").strip() if first else ""
-        if not text:
-            return 0
-        pieces = [self._workspace.model.token_bytes(int(token)) for token in layout.tokens]
-        place = b"".join(pieces).find(text.encode()[:LEAST])
-        return max(0, bisect_left(list(accumulate(map(len, pieces))), place))
+    def _is_shared(self, layout: Layout, pieces: Sequence[bytes]) -> Callable[[bool, Sequence[Span]], bool]:
+        """Return a function that is true for blocks of a prompt's system text and for its tools, by their parts."""
+        talk, head = layout.prompt.conversation, 0
+        assert talk is not None
+        names = [json.dumps(tool["function"]["name"]).encode() for tool in talk.tools]
+        system = next((each for each in talk.messages[:1] if each.role == "system"), None)
+        texts = [part.text.strip() for part in system.parts if isinstance(part, TextPart)] if system else []
+        if texts and (end := b"".join(pieces).find(texts[-1].encode()[-LEAST:])) >= 0:
+            head = bisect_left(list(accumulate(map(len, pieces))), end)
+            head = next((number for number in range(head, len(pieces)) if not pieces[number]), len(pieces))
+
+        def shared(tool: bool, parts: Sequence[Span]) -> bool:
+            text = b"".join(pieces[slice(*parts[0])]) if tool else b""
+            return parts[-1][1] <= head or any(name in text for name in names)
+
+        return shared
 
     def _compute(self, job: Job[None], block: Block) -> Task[None]:
         """Compute the K/V of a block. If the job is cancelled, what is computed is kept, and continued later."""
         sequence, left = job.sequence, self._workspace.left_context
         assert sequence is not None
         begun = block.segment
+        if begun is not None and begun.identity != self._workspace.identity:  # the context has grown (LongRoPE)
+            begun = None
         try:
             sequence.append(left)
             if begun is not None:
@@ -286,16 +300,10 @@ class Learned:
 
     def _keep(self, block: Block, layers: Sequence[LayerRows]) -> None:
         """Keep the K/V of a block's first tokens."""
-        left, identity, tokens = (
-            self._workspace.left_context,
-            self._workspace.identity,
-            block.tokens[: len(layers[0].k)],
-        )
-        text = self._workspace.model.text(tokens)
-        parts = tuple(first for first in block.parts if first < len(tokens))
-        segment = Segment(
-            block.name, "", text, tokens, len(left), left, (), identity, layers, parts=parts[1:] and parts
-        )
+        left, tokens = self._workspace.left_context, block.tokens[: len(layers[0].k)]
+        text, parts = self._workspace.model.text(tokens), tuple(first for first in block.parts if first < len(tokens))
+        segment = Segment(block.name, "", text, tokens, len(left), left, (), self._workspace.identity, layers)
+        segment = replace(segment, parts=parts[1:] and parts)
         block.segment = segment
         if len(tokens) < len(block.tokens):
             return
@@ -303,7 +311,7 @@ class Learned:
         if block.shared and not block.salt and self._library is not None:
             with suppress(NotesError, OSError):  # else it stays in memory
                 make_private(self._library.folder)
-                path = self._library.path(block.name, identity)
+                path = self._library.path(block.name, segment.identity)
                 write_segment(path, segment)
                 block.path, block.segment = path, None
                 files = [file for file in check.library_files(self._library.folder) if file.path != path]
@@ -331,7 +339,8 @@ class Learned:
                 self._drop(one)
 
     def _drop(self, block: Block) -> None:
-        self._blocks[block.salt] = [one for one in self._blocks[block.salt] if one is not block]
+        left = [one for one in self._blocks.pop(block.salt) if one is not block]
+        self._blocks |= {block.salt: left} if left else {}
         self._indexes.pop(block.salt, None)
 
     def _opened(self, block: Block) -> Segment | None:

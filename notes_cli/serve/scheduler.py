@@ -191,7 +191,7 @@ class DecodeThread:
     def gauges(self) -> dict[str, float]:
         context, store = self.workspace.context, self.prefixes.store
         return {
-            "requests_running": len(self.scheduler.running),
+            "requests_running": sum(job is not self._idle for job in self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
             "cells": context.cells,
             "cells_used": context.used,
