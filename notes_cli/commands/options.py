@@ -330,7 +330,8 @@ def choose_model(*, session: str | None = None, begins: bool = False, **given: A
     if header:
         from notes_cli.sessions.state import ROPE
 
-        context |= {name: getattr(header, name) for name in ROPE if not named(name)}
+        kept = {name: getattr(header, name) for name in ROPE if not named(name)}
+        context |= {name: value for name, value in kept.items() if value or context.get(name)}
     context |= {"n_batch": max(2048, given["ubatch_size"]), "type_k": type_k, "type_v": type_v}
     notices: list[str] = []
     path = _model_path(header, session, given, notices.append)

@@ -20,7 +20,8 @@ from bench.faults.jobs import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container
 from notes_cli.runtime import check_rows, token_runs
-from notes_cli.sessions import archive, state
+from notes_cli.sessions import state
+from notes_cli.sessions.folder import SessionFolder
 
 from ..sessions.snapshots import HEADER, asked
 
@@ -142,7 +143,11 @@ SIMPLE: dict[str, tuple[Callable[[], Kind], tuple[Any, str, Any], range, range]]
         range(2, 8, 2),
         range(8, 9),
     ),
-    "rows of an archive": (lambda: archives.Archives(1), (archive, "_check_rows", nothing), range(40), range(300)),
+    "rows of an archive": (
+        lambda: archives.Archives(1),
+        (SessionFolder, "faults", lambda stored: ()),
+        *(range(40), range(300)),
+    ),
 }
 
 
