@@ -99,10 +99,14 @@ def rm_command(
         if removed and not dry_run:
             if not yes and not _confirmed(removed):
                 return 1
-            done = check.remove_files(removed, store.folder, outdated)
-            for file, why in done.spared:
-                output.say(f"{file} stays: {why}")
-            removed, stayed = [*done.removed], [*stayed, *(file for file, _ in done.spared)]
+            if learned:  # also what a server has open, which forgets it
+                for name in {file.name for file in removed}:
+                    store.remove(name)
+            else:
+                done = check.remove_files(removed, store.folder, outdated)
+                for file, why in done.spared:
+                    output.say(f"{file} stays: {why}")
+                removed, stayed = [*done.removed], [*stayed, *(file for file, _ in done.spared)]
     paths = [str(file.path) for file in removed]
     if json_:
         outcome = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}

@@ -25,6 +25,7 @@ from notes_cli.serve.learned import STEP, Learned, blocks_of, texts_of
 from notes_cli.serve.prepare import Options
 from notes_cli.text.skill import Skill
 
+from ..commands.conftest import run_here
 from .conftest import Json, Served, started
 
 THINGS = ("chair", "table", "lamp", "shelf", "carpet", "mirror", "clock", "stool", "desk", "bench")
@@ -160,16 +161,24 @@ def test_salts_have_blocks_of_their_own(home: Path, served: Served) -> None:
 
 
 @pytest.mark.parametrize("harm", ["removed", "damaged"])
-def test_a_block_whose_file_is_lost_is_decoded(home: Path, served: Served, harm: str) -> None:
+def test_a_block_whose_file_is_lost_is_decoded(
+    home: Path, served: Served, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`rm --learned` removes what the server has open, too."""
+    monkeypatch.setenv("NOTES_HOME", str(home))
     ask(served, THINGS[:3])
     wait(served)
+    assert ask(served, THINGS[:3], "open")["near"] > 0
     files = list((home / "library" / LEARNED).glob("*.gguf"))
     assert files and all(path.stat().st_mode & 0o077 == 0 for path in files)
-    for path in files:
+    assert run_here("ls", "--learned", "-q").out.split() == [path.name.split(".")[0] for path in sorted(files)]
+    if harm == "removed":
+        assert run_here("rm", "--learned").code == 2 and files[0].exists()
+        assert run_here("rm", "--learned", "-y").code == 0 and not any(path.exists() for path in files)
+    for path in files if harm == "damaged" else ():
         data = path.read_bytes()
         path.unlink()
-        if harm == "damaged":
-            path.write_bytes(data[:-64] + bytes(64))
+        path.write_bytes(data[:-64] + bytes(64))
     found = ask(served, THINGS[:3], "dirty")
     assert found["near"] == 0 and found["decoded"] > 0.8 * found["total"]
 
