@@ -44,14 +44,14 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_390, 32_500),
+    "package lines": Bound(36_447, 32_500),
     "package files": Bound(126, 130),
-    "test lines": Bound(34_632, 29_500),
+    "test lines": Bound(34_687, 29_500),
     "bench and training lines": Bound(15_725, 16_500),
-    "docs lines": Bound(3_838, 4_000),
+    "docs lines": Bound(3_841, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(260, 260),
-    "stored results in KB": Bound(96, 200),
+    "stored results in KB": Bound(97, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
     "types in a question": Bound(60, 65),

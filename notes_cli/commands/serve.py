@@ -53,7 +53,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "parts of earlier prompts.",
     rare=True,
     type=click.Choice(("exact", "compiled", "learned", "near")),
-    default="learned",
+    default="compiled",
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
 @option(

@@ -74,7 +74,8 @@ class KVBudget:
     @property
     def most(self) -> int:
         """Cells that the context has, or may have after it has grown."""
-        return max(self.cells, (self._workspace.longest or 0) if self._grows else 0)
+        longest = self._workspace.longest or self.cells
+        return longest if self._grows else min(self.cells, longest)
 
     def has(self, cells: int, sequences: int) -> bool:
         """Return True if as many cells and sequences are neither used nor reserved."""

@@ -19,12 +19,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, count, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
+from notes_cli import output
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, concatenate_rows
 from notes_cli.engine.sequence import Task
@@ -38,7 +42,7 @@ from notes_cli.runtime.prefix_cache import Layout
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, Texts, common_prefix
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.messages import TextPart
+from notes_cli.text.messages import Message, TextPart
 
 DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
@@ -54,9 +58,10 @@ _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
 # A day, a time, a path, the state of a repository: what a program puts into each prompt anew.
 _VOLATILE = re.compile(rb"(?i)\d{4}-\d\d-\d\d|\d\d?:\d\d|/[\w.-]+/|\b[a-z]:\\\\|\b(?:git ?status|branch|directory)\b")
 _OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
-_TOOL = {"name", "function"}  # keys, of which each tool has one
+_ATTEMPTS = 8  # objects of a message that are no JSON, before it is taken as a text
 
 Span = tuple[int, int]  # tokens [first, last)
+Json = dict[str, Any]
 Paragraphs = list[tuple[Span, bytes]]
 
 
@@ -89,11 +94,11 @@ class Block:
         return self.segment.nbytes if self.segment else 0
 
 
-def blocks_of(pieces: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[bool, tuple[Span, ...]]]:
-    """Yield the parts of each block of a text, and if it is a tool. `pieces`: the text of each token, empty for control
-    tokens. `earlier`: paragraphs of other texts."""
+def blocks_of(pieces: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[Json, tuple[Span, ...]]]:
+    """Yield the parts of each block of a text, and its object of JSON; empty for a text. `pieces`: the text of each
+    token, empty for control tokens. `earlier`: paragraphs of other texts."""
     for first, paragraphs, tools in _messages(pieces):
-        yield from ((True, ((first + start, first + end),)) for start, end in tools if end - start >= LEAST)
+        yield from ((tool, ((first + start, first + end),)) for tool, (start, end) in tools if end - start >= LEAST)
         texts = {text for _, text in paragraphs}
         nearest = max(earlier, key=lambda other: _shared(texts, other), default=())
         alike = 2 * _shared(texts, nearest) >= sum(map(len, texts))
@@ -104,7 +109,7 @@ def blocks_of(pieces: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> It
             start, end = first + start, first + end
             parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
         if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
-            yield False, tuple(parts)
+            yield {}, tuple(parts)
 
 
 def _shared(texts: Collection[bytes], other: Sequence[bytes]) -> int:
@@ -117,7 +122,7 @@ def texts_of(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
         yield [text for _, text in paragraphs]
 
 
-def _messages(pieces: Sequence[bytes]) -> Iterator[tuple[int, Paragraphs, list[Span]]]:
+def _messages(pieces: Sequence[bytes]) -> Iterator[tuple[int, Paragraphs, list[tuple[Json, Span]]]]:
     """Yield each message, which control tokens enclose: its first token, and the tokens of its paragraphs and tools
     from that on."""
     controls = [number for number, piece in enumerate(pieces) if not piece]
@@ -126,33 +131,46 @@ def _messages(pieces: Sequence[bytes]) -> Iterator[tuple[int, Paragraphs, list[S
         text, ends = b"".join(pieces[first:last]), list(accumulate(map(len, pieces[first:last]), initial=0))
         tools = list(_tools(text))
         begin = len(match.group()) if first and (match := _ROLE.match(text)) else 0
-        cuts = {begin, len(text), *(cut for tool in tools for cut in tool)}
+        cuts = {begin, len(text), *(cut for _, tool in tools for cut in tool)}
         cuts |= {match.end() for match in _PARAGRAPH.finditer(text)}
         inside = [
             (start, end)
             for start, end in pairwise(sorted(cut for cut in cuts if cut >= begin))
-            if not any(one <= start < other for one, other in tools)
+            if not any(one <= start < other for _, (one, other) in tools)
         ]
 
         def span(start: int, end: int, ends: Sequence[int] = ends) -> Span:
             return bisect_left(ends, start), bisect_left(ends, end)
 
         paragraphs = [(span(start, end), text[start:end].strip()) for start, end in inside]
-        yield first, [(one, part) for one, part in paragraphs if one[0] < one[1]], [span(*tool) for tool in tools]
+        found = [(tool, span(*where)) for tool, where in tools]
+        yield first, [(one, part) for one, part in paragraphs if one[0] < one[1]], found
 
 
-def _tools(text: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the bytes [first, last) of the tools in a text: objects of JSON."""
-    characters, end = text.decode("latin-1"), 0  # a character each
+def _tools(text: bytes) -> Iterator[tuple[Json, tuple[int, int]]]:
+    """Yield the objects of JSON in a text that may be tools, and their bytes [first, last)."""
+    characters, end, failed = text.decode("latin-1"), 0, 0  # a character each
     for match in _OBJECT.finditer(text):
-        if match.start() >= end:
-            with suppress(ValueError, RecursionError):
-                tool, stop = _DECODER.raw_decode(characters, match.start())
-                if isinstance(tool, dict) and _TOOL & tool.keys():
-                    yield match.start(), (end := stop)
+        if match.start() < end:
+            continue
+        try:
+            tool, end = _DECODER.raw_decode(characters, match.start())
+        except (ValueError, RecursionError):
+            failed += 1
+            if failed == _ATTEMPTS:  # each may take as long as the text
+                return
+            continue
+        if "name" in tool or "function" in tool:
+            yield tool, (match.start(), end)
 
 
 _DECODER = json.JSONDecoder()
+
+
+def _text(message: Message | None) -> str:
+    """Return the last text of a message; empty without one."""
+    texts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)] if message else []
+    return texts[-1] if texts else ""
 
 
 class Learned:
@@ -173,7 +191,8 @@ class Learned:
         self._clock = count(1)
         for _, path in segment_files(self._library.folder) if self._library else ():
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
-                if (found := peek(path)).identity == workspace.identity:
+                found, left = peek(path), workspace.left_context
+                if found.identity == workspace.identity and np.array_equal(found.context, left):
                     self._add(Block(found.tokens, found.parts or (0,), "", shared=True, path=path))
 
     # In any thread.
@@ -185,15 +204,15 @@ class Learned:
             if blocks and salt not in self._indexes:
                 texts = [Texts(block.tokens, block.parts, chained=True) for block in blocks]
                 self._indexes[salt] = TextIndex(self._workspace.model, texts)
-            index = self._indexes.get(salt)
-            numbers = dict.fromkeys(run.source for run in index.runs(layout.tokens, layout.texts)) if index else {}
-            found = [blocks[number] for number in numbers]
-            return tuple(segment for block in found if (segment := self._opened(block)) is not None)
+            index, blocks = self._indexes.get(salt), [*blocks]
+        numbers = dict.fromkeys(run.source for run in index.runs(layout.tokens, layout.texts)) if index else {}
+        found = [self._opened(blocks[number]) for number in numbers]
+        return tuple(segment for segment in found if segment is not None)
 
     def observe(self, layout: Layout, salt: str, live: int) -> None:
         """Remember a prompt, of which `live` tokens continued a cached one."""
-        if layout.prompt.conversation is not None:
-            self._prompts.append((layout, salt, live))
+        if layout.prompt.conversation is not None and self._usable:
+            self._prompts.append((replace(layout, compiled=()), salt, live))
 
     def count(self, salt: str, pieces: Sequence[Piece]) -> None:
         """Count the tokens of a prompt that learned blocks have spared."""
@@ -209,19 +228,40 @@ class Learned:
 
     def job(self, room: int) -> Job[None] | None:
         """Return the job that computes the next block, in at most `room` cells; None without one."""
-        context = self._workspace.context
-        if context.model.recurrent or context.drops or context.supports("splice") or context.supports("read"):
-            return None
-        while self._prompts:
+        while self._prompts and self._usable:
             self._find(*self._prompts.popleft())
         left = len(self._workspace.left_context)
         with self._lock:
             ready = [one for one in self._waiting.values() if one.shared or one.prompts > 1 or len(one.tokens) >= LONG]
-            ready = [one for one in ready if left + len(one.tokens) <= room]
-        if not ready:
-            return None
-        block = max(ready, key=lambda one: (one.shared, one.prompts, len(one.tokens)))
-        return Job(lambda job: self._compute(job, block), left + len(block.tokens), batch=STEP)
+            ready = [one for one in ready if left + len(one.tokens) <= room and self._may_keep(one)]
+            if not ready:
+                return None
+            block = max(ready, key=lambda one: (one.shared, one.prompts, len(one.tokens)))
+            for other in self._waiting.values():  # memory beyond the budget
+                other.segment = other.segment if other is block else None
+        ended = partial(self._ended, block)
+        return Job(lambda job: self._compute(job, block), left + len(block.tokens), batch=STEP, on_end=ended)
+
+    @property
+    def _usable(self) -> bool:
+        """True if the context can move rows that are as they were computed."""
+        context = self._workspace.context
+        movable = not (context.model.recurrent or context.drops or context.supports("splice"))
+        return movable and context.supports("read") is None and context.compile_options == context.options
+
+    def _may_keep(self, block: Block) -> bool:
+        """True if there is a place for the K/V of a block."""
+        size = 2 if self._workspace.context.lossless_type == "f16" else 4
+        row = sum(size * (layer.n_embd_k + layer.n_embd_v) for layer in self._workspace.context.layers)
+        return self._on_disk(block) or row * len(block.tokens) <= self._budget
+
+    def _on_disk(self, block: Block) -> bool:
+        return block.shared and not block.salt and self._library is not None
+
+    def _ended(self, block: Block, job: Job[None]) -> None:
+        if isinstance(job.outcome, Exception):
+            self.forget(block)
+            output.say(f"a text was not learned: {job.outcome}")
 
     def _find(self, layout: Layout, salt: str, live: int) -> None:
         """Add the blocks of a prompt that are neither learned nor placed from a compiled text."""
@@ -246,7 +286,9 @@ class Learned:
                 block = Block(layout.tokens[rows], begins, salt, everywhere)
                 known = [int(np.count_nonzero(layout.origins[rows] < 0))]
                 known += [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
-                if len(block.tokens) - max(known) < LEAST:
+                windows = sliding_window_view(block.tokens[SKIPPED:], WINDOW)
+                repeats = (windows == windows[0]).all(1).sum() > 1  # to find it would take long
+                if len(block.tokens) - max(known) < LEAST or repeats:
                     continue
                 key = salt, block.tokens.tobytes()
                 if (same := self._waiting.pop(key, None)) is not None:
@@ -255,20 +297,23 @@ class Learned:
                 if len(self._waiting) > WAITING:
                     self._waiting.popitem(last=False)
 
-    def _is_shared(self, layout: Layout, pieces: Sequence[bytes]) -> Callable[[bool, Sequence[Span]], bool]:
-        """Return a function that is true for blocks of a prompt's system text and for its tools, by their parts."""
+    def _is_shared(self, layout: Layout, pieces: Sequence[bytes]) -> Callable[[Json, Sequence[Span]], bool]:
+        """Return a function that is true for blocks of a prompt's system text and for its tools. A message that has the
+        user's words, too, as some templates write it, is none."""
         talk, head = layout.prompt.conversation, 0
         assert talk is not None
-        names = [json.dumps(tool["function"]["name"]).encode() for tool in talk.tools]
-        system = next((each for each in talk.messages[:1] if each.role == "system"), None)
-        texts = [part.text.strip() for part in system.parts if isinstance(part, TextPart)] if system else []
-        if texts and (end := b"".join(pieces).find(texts[-1].encode()[-LEAST:])) >= 0:
-            head = bisect_left(list(accumulate(map(len, pieces))), end)
-            head = next((number for number in range(head, len(pieces)) if not pieces[number]), len(pieces))
+        functions = [tool["function"] for tool in talk.tools]
+        first = {role: next((each for each in talk.messages if each.role == role), None) for role in ("system", "user")}
+        system, user = (_text(message).encode() for message in first.values())
+        whole, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+        if system and user and (place := whole.find(system[-LEAST:])) >= 0:
+            begin = bisect_left(ends, place + len(system[-LEAST:]))
+            control = next((number for number in range(begin, len(pieces)) if not pieces[number]), begin)
+            alone = control > begin and user[:LEAST] not in b"".join(pieces[begin:control])
+            head = control if alone else 0
 
-        def shared(tool: bool, parts: Sequence[Span]) -> bool:
-            text = b"".join(pieces[slice(*parts[0])]) if tool else b""
-            return parts[-1][1] <= head or any(name in text for name in names)
+        def shared(tool: Json, parts: Sequence[Span]) -> bool:
+            return parts[-1][1] <= head or tool.get("function", tool) in functions
 
         return shared
 
@@ -276,20 +321,16 @@ class Learned:
         """Compute the K/V of a block. If the job is cancelled, what is computed is kept, and continued later."""
         sequence, left = job.sequence, self._workspace.left_context
         assert sequence is not None
-        begun = block.segment
-        if begun is not None and begun.identity != self._workspace.identity:  # the context has grown (LongRoPE)
-            begun = None
+        begun: Segment | None = None
         try:
+            if block.segment is not None and block.segment.identity == self._workspace.identity:
+                begun = block.segment  # else the context has grown, and rotates otherwise (LongRoPE)
             sequence.append(left)
             if begun is not None:
                 sequence.splice(begun)
-            present = len(sequence)
-            sequence.append(block.tokens[present - len(left) :])
+            sequence.append(block.tokens[len(begun or ()) :])
             while sequence.pending:
                 yield [sequence]
-        except NotesError:
-            self._forget(block)  # it does not fit
-            raise
         finally:
             try:
                 if sequence.intact and (rows := sequence.rows) > (first := len(left) + len(begun or ())):
@@ -307,8 +348,8 @@ class Learned:
         block.segment = segment
         if len(tokens) < len(block.tokens):
             return
-        self._forget(block)
-        if block.shared and not block.salt and self._library is not None:
+        self.forget(block)
+        if self._on_disk(block) and self._library is not None:
             with suppress(NotesError, OSError):  # else it stays in memory
                 make_private(self._library.folder)
                 path = self._library.path(block.name, segment.identity)
@@ -318,7 +359,12 @@ class Learned:
                 check.remove_files(files, self._library.folder, files, most=DISK)  # the least recently used
         self._add(block)
 
-    def _forget(self, block: Block) -> None:
+    def forget(self, block: Block | None = None) -> None:
+        """Forget a block that is not computed; None: all of them, and all prompts."""
+        if block is None:
+            self._prompts.clear()
+            self._waiting.clear()
+            return
         with self._lock:
             self._waiting.pop((block.salt, block.tokens.tobytes()), None)
 

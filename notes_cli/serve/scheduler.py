@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from notes_cli import output
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
@@ -214,6 +215,7 @@ class DecodeThread:
                         self._serve()
                         if self._long_calls and not self._closing:
                             self._end_idle()
+                            self._serve()  # drops it
                             self._long_calls.popleft()()
                 finally:
                     self._end()
@@ -226,14 +228,21 @@ class DecodeThread:
 
     def _begin_idle(self) -> bool:
         """Begin to learn a block, if there is one, and room for it beside the latest prefix."""
-        if self.state.learned is None or self._count or not self._arrivals.empty():
+        learned = self.state.learned
+        if learned is None or self._count or not self._arrivals.empty():
             return False
-        latest = max(self.prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
-        job = self.state.learned.job(self.budget.most - (len(latest.sequence) if latest else 0))
-        while job and not self.budget.has(job.tokens, 1):
-            evicted = self.prefixes.store is not None and self.prefixes.evict(latest)
-            if not evicted and not self.budget.grow(job.tokens, 1):
-                return False
+        try:
+            latest = max(self.prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
+            job = learned.job(self.budget.most - (len(latest.sequence) if latest else 0))
+            while job and not self.budget.has(job.tokens, 1):
+                evicted = self.prefixes.store is not None and self.prefixes.evict(latest)
+                if not evicted and not self.budget.grow(job.tokens, 1):
+                    self.budget.release([])  # requests may try again
+                    raise EngineError(f"there is no memory for {job.tokens} more tokens")
+        except Exception as error:
+            learned.forget()
+            output.say(f"nothing is learned from the prompts so far: {error}")
+            return False
         if job is None:
             return False
         with self._lock:

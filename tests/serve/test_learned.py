@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -146,6 +147,60 @@ def test_a_question_is_learned_the_second_time_and_stays_in_memory(home: Path, r
         assert ask(served, (), "newer", question=f"Look:\n\n{question}")["near"] == 0
     texts = b"".join(path.read_bytes() for path in (home / "library" / LEARNED).glob("*.gguf"))
     assert b"every chair" in texts and b"every sofa" not in texts
+
+
+ONE_TURN = """{%- set ns = namespace(system='') -%}
+{%- for m in messages -%}{%- if m.role == 'system' -%}{%- set ns.system = m.content + '\n\n' -%}{%- else -%}
+{{- OPEN + m.role + '\n' + ns.system + m.content + CLOSE + '\n' -}}{%- set ns.system = '' -%}{%- endif -%}
+{%- endfor -%}{%- if add_generation_prompt -%}{{- OPEN + 'assistant\n' -}}{%- endif -%}"""
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("<|im_start|>", "<|im_end|>"), ("### ", "")])
+def test_what_a_user_writes_is_in_no_file_if_it_is_in_one_message_with_the_system_text(
+    home: Path, opening: str, closing: str
+) -> None:
+    template = ONE_TURN.replace("OPEN", f"'{opening}'").replace("CLOSE", f"'{closing}'")
+    with started(home, Options(reuse="learned"), CONTEXT, chat_template=template) as served:
+        ask(served, THINGS[:2], question=part("sofa", 20))
+        wait(served)
+        assert learned(served)._blocks
+    assert not (home / "library" / LEARNED).exists()
+
+
+def test_calls_and_objects_of_a_user_are_in_no_file(home: Path, served: Served) -> None:
+    """Though they have the name of a tool."""
+    own = json.dumps({"name": "find_chair", "parameters": {"secret": part("sofa", 20)}})
+    call = {"id": "1", "type": "function", "function": {"name": "find_chair", "arguments": json.dumps({"color": own})}}
+    messages = [
+        {"role": "system", "content": part("lamp")},
+        {"role": "user", "content": f"Look at this:\n\n{own}"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": f"{own}\n"},
+        {"role": "user", "content": "And now?"},
+    ]
+    served.chat(messages, tools=[tool("chair")], max_tokens=2)
+    wait(served)
+    texts = b"".join(path.read_bytes() for path in (home / "library" / LEARNED).glob("*.gguf"))
+    assert b"every lamp" in texts and b"Look for a chair" in texts and b"sofa" not in texts
+    assert any(b"sofa" in block.segment.text.encode() for block in learned(served)._blocks[""] if block.segment)
+
+
+def test_a_failure_is_forgotten_and_the_server_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
+    monkeypatch.setattr(Learned, "_keep", lambda *_: 1 / 0)
+    ask(served, THINGS[:3])
+    wait(served)
+    assert "a text was not learned: division by zero" in capsys.readouterr().err
+    monkeypatch.setattr(Learned, "_find", lambda *_: 1 / 0)
+    ask(served, THINGS[:4])
+    wait_for = time.monotonic() + 10
+    while "nothing is learned" not in capsys.readouterr().err:
+        assert time.monotonic() < wait_for
+        time.sleep(0.01)
+    assert served.at_context(lambda: served.scheduler.workspace.context.n_free) >= free - 2
+    assert ask(served, THINGS[:5])["decoded"]
 
 
 def test_salts_have_blocks_of_their_own(home: Path, served: Served) -> None:
