@@ -44,7 +44,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_447, 32_500),
+    "package lines": Bound(36_450, 32_500),
     "package files": Bound(126, 130),
     "test lines": Bound(34_687, 29_500),
     "bench and training lines": Bound(15_725, 16_500),

@@ -135,6 +135,9 @@ class SessionFolder:
             for number, snapshot in snapshots.items():
                 self._write_number(number, snapshot)
         except OSError as error:
+            if self._snapshot is None:  # a session without a turn has not begun
+                with suppress(OSError):
+                    self.path(min(snapshots)).unlink(missing_ok=True)
             raise SessionError(f"cannot write {self.folder}: {reason(error)}. Nothing was changed") from error
         self._snapshot = snapshots[max(snapshots)]
         self.sweep()
