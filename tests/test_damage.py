@@ -31,7 +31,7 @@ __all__ = ["samples"]  # a fixture
 
 
 def damaged(data: bytes, count: int) -> Iterator[bytes]:
-    """So many changed forms of a file for each way, at places from its start to its end."""
+    """Yield damaged copies: with a byte flipped or the end cut off, at `count` places, or with other bytes."""
     choose = random.Random(len(data))
     for number in range(count):
         at, other = number * len(data) // count, choose.randrange(len(data))
@@ -50,8 +50,7 @@ def check(
     equal: Callable[[Any], bool],
     others: Iterable[bytes] = (),
 ) -> None:
-    """Damage the file in every way, and put other ones in its place; whatever is read then must be equal to what was
-    written."""
+    """Read damaged copies of the file, and other files in its place: each is refused, or equal to the original."""
     data = path.read_bytes()
     for wrong in (*damaged(data, count), *others):
         path.write_bytes(wrong)

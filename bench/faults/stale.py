@@ -8,14 +8,13 @@ if it changes when another value is put in place of the former one, in all that 
 
 from __future__ import annotations
 
-import queue
 import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from bench.faults.frame import ACCEPTED, Kind, chance, check
+from bench.in_process import Json, events_of, wait_until_learned
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.models import SMOLLM2
@@ -23,14 +22,12 @@ from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.request import Prefilled, Text
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.prepare import Options
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import parse_skill
 from training import policies
 from training.tiny import world
 
-Json = dict[str, Any]
 NAME = "policy"
 PROMPTS = 4  # of a story
 CONTEXT = 8192
@@ -201,25 +198,14 @@ class Answers:
     def ask(self, messages: list[Json], most: int, **notes: Any) -> tuple[str, float, int]:
         """Return the answer, the probability of its first token, and the tokens with K/V from another context."""
         body = {"messages": messages, "max_tokens": most, "logprobs": True, "temperature": 0, "notes": notes}
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.decoding.submit(parse_chat(body), events.put)
         text, sure, reused = "", 0.0, 0
-        while (event := events.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
+        for event in events_of(self.decoding, body):
             if isinstance(event, Prefilled):
                 reused = sum(piece.tokens for piece in event.pieces if piece.how == "spliced")
             if isinstance(event, Text):
                 sure = sure or max((2.718281828**token.logprob for token in event.tokens[:1]), default=0.0)
                 text += event.text
         return text, sure, reused
-
-    def learn(self) -> None:
-        """Wait until the blocks of all prompts are learned."""
-        learned = self.decoding.state.learned
-        assert learned is not None
-        while self.decoding.compute(lambda: self.decoding.scheduler.running or learned.job(CONTEXT)):
-            time.sleep(0.002)
 
 
 class Stale(Kind):
@@ -260,7 +246,7 @@ class Stale(Kind):
                     if self.again(before, messages, lines, way, how) != found:
                         stale.append(f"{edit.__name__}: {found!r} (p = {p:.2f}), not {right!r} ({sure:.2f})")
             if way == "learned":
-                answers.learn()
+                wait_until_learned(answers.decoding)
             if way != "compiled":
                 before.append(messages)
                 old = rng.choice([old, new])
@@ -275,7 +261,7 @@ class Stale(Kind):
         for prompt in before if way != "compiled" else ():
             answers.ask(prompt, 1, **how)
             if way == "learned":
-                answers.learn()
+                wait_until_learned(answers.decoding)
 
     def again(
         self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], way: Reuse, how: Json

@@ -160,7 +160,7 @@ class PrefixStore:
             for first, last in self._spans(sequence, len(tokens)):
                 span = tokens[first:last], origins[first:last]
                 if (block := self._covering(siblings, *span, final=last == len(tokens))) is None:
-                    nbytes = self._row_bytes(last - first) + sum(part.nbytes for part in span)
+                    nbytes = lossless_bytes(self._context, last - first) + sum(part.nbytes for part in span)
                     if not self._make_room(nbytes, kept):
                         break
                     block = Block(self._read(sequence, first, last, span[0]), span[1].copy(), nbytes, siblings)
@@ -200,14 +200,6 @@ class PrefixStore:
         longer = final and not self.recurrent
         found = (block for block in blocks if block.common(tokens, origins) == len(tokens))
         return next((block for block in found if longer or len(block) == len(tokens)), None)
-
-    def _row_bytes(self, count: int) -> int:
-        """Return the bytes of so many rows as they are read."""
-        size, total = 2 if self._context.lossless_type == "f16" else 4, 0
-        for layer in self._context.layers:
-            state = layer.part == "state"
-            total += (layer.n_embd_k + layer.n_embd_v) * (4 if state else size * count)
-        return total
 
     def _make_room(self, nbytes: int, kept: list[Block]) -> bool:
         """Drop the least recently used blocks, but none of `kept`, until there is room. Returns False if that is not
@@ -249,6 +241,15 @@ class PrefixStore:
         """Mark blocks as used, each more recently than those after it."""
         for block in reversed(list(path)):
             self._blocks[block] = self._blocks.pop(block)
+
+
+def lossless_bytes(context: Context, count: int) -> int:
+    """Return the bytes of so many rows as they are read."""
+    size, total = 2 if context.lossless_type == "f16" else 4, 0
+    for layer in context.layers:
+        state = layer.part == "state"
+        total += (layer.n_embd_k + layer.n_embd_v) * (4 if state else size * count)
+    return total
 
 
 def default_budget() -> int:

@@ -25,7 +25,7 @@ from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Event, Prefilled, Request, Text
 from notes_cli.runtime.scheduler import Job
 from notes_cli.serve.parsing import DRAWN, ChatRequest
-from notes_cli.serve.prepare import LEARNS, PreparedRequest, ServerState
+from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
 
@@ -140,8 +140,7 @@ def _answer(state: ServerState, job: ServerJob, work: Job[None], ready: Prepared
         prefilled = yield from prefill_task(state.workspace, prepared, sequence, callbacks, shared=work.live)
         if state.learned and work.layout is not None:
             state.learned.count(work.salt, sequence.pieces)
-            if work.layout.reuse in LEARNS:
-                state.learned.observe(work.layout, work.salt, work.live)
+            state.learned.observe(work.layout, work.salt, work.live)
         forks = [sequence.share() for _ in range(work.answers - 1)]
         reservation = work.reservations[0]
         reservation.fork_cells = reservation.forks = 0

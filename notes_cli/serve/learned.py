@@ -16,7 +16,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,31 +38,34 @@ from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.library.safe_files import make_private
 from notes_cli.library.segment_files import LEARNED, mark_use, segment_files
 from notes_cli.library.store import Library
-from notes_cli.runtime.prefix_cache import Layout
+from notes_cli.runtime.prefix_cache import Layout, Reuse, lossless_bytes
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, Texts, common_prefix
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.messages import Message, TextPart
+from notes_cli.text.messages import Conversation, Message, TextPart
 
 DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
 LONG = 256  # tokens of a block that is learned when it comes the first time
 STEP = 32  # tokens of a batch: a request that arrives waits for one
 WAITING = 512  # blocks that are remembered until they are computed
-COMPARED = 32  # prompts, and texts of a salt with which a new one is compared
+COMPARED = 32  # prompts until they are searched, and texts of a salt with which new ones are compared
 SALTS = 64  # whose texts are remembered
 DECAY = 0.9  # of the tokens that a block has spared, with each new block
+LEARNING: tuple[Reuse, ...] = ("learned", "near")  # modes of reuse with learned blocks
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
 # A day, a time, a path, the state of a repository: what a program puts into each prompt anew.
 _VOLATILE = re.compile(rb"(?i)\d{4}-\d\d-\d\d|\d\d?:\d\d|/[\w.-]+/|\b[a-z]:\\\\|\b(?:git ?status|branch|directory)\b")
 _OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
-_ATTEMPTS = 8  # objects of a message that are no JSON, before it is taken as a text
+_DECODER = json.JSONDecoder()
+_ATTEMPTS = 8  # objects of a message that are no JSON, before the rest of it is taken as a text
 
 Span = tuple[int, int]  # tokens [first, last)
 Json = dict[str, Any]
 Paragraphs = list[tuple[Span, bytes]]
+Objects = list[tuple[Json, Span]]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +75,7 @@ class Block:
     tokens: Tokens
     parts: tuple[int, ...]  # their first tokens; between two of them something was left out
     salt: str
-    shared: bool  # of the system text or the tools: kept on disk
+    of_system: bool  # of the system text or the tools: learned at once, and kept on disk
     prompts: int = 1  # that had it
     saved: float = 0  # tokens that were placed, not decoded
     used: int = 0  # larger is more recent
@@ -94,86 +97,91 @@ class Block:
         return self.segment.nbytes if self.segment else 0
 
 
-def blocks_of(pieces: Sequence[bytes], earlier: Sequence[Sequence[bytes]]) -> Iterator[tuple[Json, tuple[Span, ...]]]:
-    """Yield the parts of each block of a text, and its object of JSON; empty for a text. `pieces`: the text of each
-    token, empty for control tokens. `earlier`: paragraphs of other texts."""
-    for first, paragraphs, tools in _messages(pieces):
-        yield from ((tool, ((first + start, first + end),)) for tool, (start, end) in tools if end - start >= LEAST)
-        texts = {text for _, text in paragraphs}
-        nearest = max(earlier, key=lambda other: _shared(texts, other), default=())
-        alike = 2 * _shared(texts, nearest) >= sum(map(len, texts))
-        parts: list[Span] = []
-        for (start, end), text in paragraphs:
-            if (alike and text not in nearest) or (end - start < LEAST and _VOLATILE.search(text)):
-                continue
-            start, end = first + start, first + end
-            parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
-        if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
-            yield {}, tuple(parts)
-
-
-def _shared(texts: Collection[bytes], other: Sequence[bytes]) -> int:
-    return sum(len(text) for text in other if text in texts)
-
-
-def texts_of(pieces: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Yield the paragraphs of each message, without its tools."""
-    for _, paragraphs, _ in _messages(pieces):
-        yield [text for _, text in paragraphs]
-
-
-def _messages(pieces: Sequence[bytes]) -> Iterator[tuple[int, Paragraphs, list[tuple[Json, Span]]]]:
-    """Yield each message, which control tokens enclose: its first token, and the tokens of its paragraphs and tools
-    from that on."""
-    controls = [number for number, piece in enumerate(pieces) if not piece]
-    for begin, last in pairwise([-1, *controls, len(pieces)]):
-        first = begin + 1
+def messages_of(pieces: Sequence[bytes], begin: int, end: int) -> Iterator[tuple[Paragraphs, Objects]]:
+    """Yield the paragraphs and the objects of JSON of each message within tokens [begin, end). `pieces`: the text of
+    each token, empty for control tokens, which enclose messages."""
+    controls = [number for number in range(begin, end) if not pieces[number]]
+    for before, last in pairwise([begin - 1, *controls, end]):
+        first = before + 1
         text, ends = b"".join(pieces[first:last]), list(accumulate(map(len, pieces[first:last]), initial=0))
-        tools = list(_tools(text))
-        begin = len(match.group()) if first and (match := _ROLE.match(text)) else 0
-        cuts = {begin, len(text), *(cut for _, tool in tools for cut in tool)}
+        found = list(_objects(text))
+        start = len(match.group()) if before >= begin and (match := _ROLE.match(text)) else 0
+        cuts = {start, len(text), *(cut for _, where in found for cut in where)}
         cuts |= {match.end() for match in _PARAGRAPH.finditer(text)}
-        inside = [
-            (start, end)
-            for start, end in pairwise(sorted(cut for cut in cuts if cut >= begin))
-            if not any(one <= start < other for _, (one, other) in tools)
-        ]
-
-        def span(start: int, end: int, ends: Sequence[int] = ends) -> Span:
-            return bisect_left(ends, start), bisect_left(ends, end)
-
-        paragraphs = [(span(start, end), text[start:end].strip()) for start, end in inside]
-        found = [(tool, span(*where)) for tool, where in tools]
-        yield first, [(one, part) for one, part in paragraphs if one[0] < one[1]], found
+        paragraphs: Paragraphs = []
+        for where in pairwise(sorted(cut for cut in cuts if cut >= start)):
+            inside = any(one <= where[0] < other for _, (one, other) in found)
+            span = _span(first, ends, where)
+            if not inside and span[0] < span[1]:
+                paragraphs.append((span, text[slice(*where)].strip()))
+        yield paragraphs, [(item, _span(first, ends, where)) for item, where in found]
 
 
-def _tools(text: bytes) -> Iterator[tuple[Json, tuple[int, int]]]:
+def _span(first: int, ends: Sequence[int], where: tuple[int, int]) -> Span:
+    """Return the tokens of a range of bytes. `ends`: where each token from `first` on begins and the last one ends."""
+    return first + bisect_left(ends, where[0]), first + bisect_left(ends, where[1])
+
+
+def _objects(text: bytes) -> Iterator[tuple[Json, tuple[int, int]]]:
     """Yield the objects of JSON in a text that may be tools, and their bytes [first, last)."""
     characters, end, failed = text.decode("latin-1"), 0, 0  # a character each
     for match in _OBJECT.finditer(text):
         if match.start() < end:
             continue
         try:
-            tool, end = _DECODER.raw_decode(characters, match.start())
+            item, end = _DECODER.raw_decode(characters, match.start())
         except (ValueError, RecursionError):
             failed += 1
             if failed == _ATTEMPTS:  # each may take as long as the text
                 return
             continue
-        if "name" in tool or "function" in tool:
-            yield tool, (match.start(), end)
+        if "name" in item or "function" in item:
+            yield item, (match.start(), end)
 
 
-_DECODER = json.JSONDecoder()
+def blocks_of(
+    paragraphs: Paragraphs, objects: Objects, earlier: Sequence[Sequence[bytes]]
+) -> Iterator[tuple[Json, tuple[Span, ...]]]:
+    """Yield the parts of each block of a message, and its object of JSON; empty for a text. `earlier`: the paragraphs
+    of other texts."""
+    yield from ((item, (span,)) for item, span in objects if span[1] - span[0] >= LEAST)
+    texts = {text for _, text in paragraphs}
+    nearest = max(earlier, key=lambda other: _common_bytes(texts, other), default=())
+    alike = 2 * _common_bytes(texts, nearest) >= sum(map(len, texts))
+    parts: list[Span] = []
+    for (start, end), text in paragraphs:
+        if (alike and text not in nearest) or (end - start < LEAST and _VOLATILE.search(text)):
+            continue
+        parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
+    if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
+        yield {}, tuple(parts)
 
 
-def _text(message: Message | None) -> str:
+def _common_bytes(texts: Collection[bytes], other: Sequence[bytes]) -> int:
+    return sum(len(text) for text in other if text in texts)
+
+
+def _last_text(message: Message | None) -> bytes:
     """Return the last text of a message; empty without one."""
     texts = [part.text.strip() for part in message.parts if isinstance(part, TextPart)] if message else []
-    return texts[-1] if texts else ""
+    return texts[-1].encode() if texts else b""
 
 
-class Learned:
+def _system_end(talk: Conversation, pieces: Sequence[bytes]) -> int:
+    """Return the tokens of a prompt up to the end of its system message; 0 without one, or if the template puts the
+    user's words into it."""
+    first = {role: next((each for each in talk.messages if each.role == role), None) for role in ("system", "user")}
+    system, user = map(_last_text, first.values())
+    end, whole = system[-LEAST:], b"".join(pieces)
+    if not system or not user or (place := whole.find(end)) < 0:
+        return 0
+    begin = bisect_left(list(accumulate(map(len, pieces))), place + len(end))
+    control = next((number for number in range(begin, len(pieces)) if not pieces[number]), begin)
+    alone = control > begin and user[:LEAST] not in b"".join(pieces[begin:control])
+    return control if alone else 0
+
+
+class LearnedBlocks:
     """The blocks that recur in the prompts of a server. Any thread may use it; the decode thread computes them."""
 
     def __init__(self, workspace: Workspace, budget: int) -> None:
@@ -193,12 +201,14 @@ class Learned:
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
                 found, left = peek(path), workspace.left_context
                 if found.identity == workspace.identity and np.array_equal(found.context, left):
-                    self._add(Block(found.tokens, found.parts or (0,), "", shared=True, path=path))
+                    self._add(Block(found.tokens, found.parts or (0,), "", of_system=True, path=path))
 
     # In any thread.
 
     def with_runs(self, layout: Layout, salt: str) -> tuple[Segment, ...]:
-        """Return the learned blocks that share runs of tokens with a prompt."""
+        """Return the learned blocks that share runs of tokens with a prompt, if its mode of reuse takes them."""
+        if layout.reuse not in LEARNING:
+            return ()
         with self._lock:
             blocks = self._blocks.get(salt, [])
             if blocks and salt not in self._indexes:
@@ -211,7 +221,7 @@ class Learned:
 
     def observe(self, layout: Layout, salt: str, live: int) -> None:
         """Remember a prompt, of which `live` tokens continued a cached one."""
-        if layout.prompt.conversation is not None and self._usable:
+        if layout.reuse in LEARNING and layout.prompt.conversation is not None and self._usable:
             self._prompts.append((replace(layout, compiled=()), salt, live))
 
     def count(self, salt: str, pieces: Sequence[Piece]) -> None:
@@ -232,11 +242,10 @@ class Learned:
             self._find(*self._prompts.popleft())
         left = len(self._workspace.left_context)
         with self._lock:
-            ready = [one for one in self._waiting.values() if one.shared or one.prompts > 1 or len(one.tokens) >= LONG]
-            ready = [one for one in ready if left + len(one.tokens) <= room and self._may_keep(one)]
+            ready = [one for one in self._waiting.values() if self._worth(one) and left + len(one.tokens) <= room]
             if not ready:
                 return None
-            block = max(ready, key=lambda one: (one.shared, one.prompts, len(one.tokens)))
+            block = max(ready, key=lambda one: (one.of_system, one.prompts, len(one.tokens)))
             for other in self._waiting.values():  # memory beyond the budget
                 other.segment = other.segment if other is block else None
         ended = partial(self._ended, block)
@@ -249,41 +258,50 @@ class Learned:
         movable = not (context.model.recurrent or context.drops or context.supports("splice"))
         return movable and context.supports("read") is None and context.compile_options == context.options
 
-    def _may_keep(self, block: Block) -> bool:
-        """True if there is a place for the K/V of a block."""
-        size = 2 if self._workspace.context.lossless_type == "f16" else 4
-        row = sum(size * (layer.n_embd_k + layer.n_embd_v) for layer in self._workspace.context.layers)
-        return self._on_disk(block) or row * len(block.tokens) <= self._budget
+    def _worth(self, block: Block) -> bool:
+        """Return True if a block is likely to come again, and there is a place for its K/V."""
+        likely = block.of_system or block.prompts > 1 or len(block.tokens) >= LONG
+        fits = lossless_bytes(self._workspace.context, len(block.tokens)) <= self._budget
+        return likely and (fits or self._on_disk(block))
 
     def _on_disk(self, block: Block) -> bool:
-        return block.shared and not block.salt and self._library is not None
+        return block.of_system and not block.salt and self._library is not None
 
     def _ended(self, block: Block, job: Job[None]) -> None:
         if isinstance(job.outcome, Exception):
-            self.forget(block)
+            self._forget(block)
             output.say(f"a text was not learned: {job.outcome}")
 
     def _find(self, layout: Layout, salt: str, live: int) -> None:
-        """Add the blocks of a prompt that are neither learned nor placed from a compiled text."""
+        """Find the blocks of a prompt behind its `live` tokens."""
         pieces = [self._workspace.model.token_bytes(int(token)) for token in layout.tokens]
-        shared, found = self._is_shared(layout, pieces), list[tuple[bool, tuple[Span, ...]]]()
+        talk, found = layout.prompt.conversation, list[tuple[bool, Sequence[Span]]]()
+        assert talk is not None
+        head = _system_end(talk, pieces)
+        functions = [tool["function"] for tool in talk.tools]
         earlier = self._texts.pop(salt, None) or deque(maxlen=COMPARED)
         for first, last in ((max(first, live), last) for first, last in layout.texts if last > live):
-            for tool, parts in blocks_of(pieces[first:last], earlier):
-                spans = tuple((first + start, first + end) for start, end in parts)
-                found.append((shared(tool, spans), spans))
-            earlier.extend(text for text in texts_of(pieces[first:last]) if text)
+            messages = list(messages_of(pieces, first, last))
+            for paragraphs, objects in messages:
+                for item, parts in blocks_of(paragraphs, objects, earlier):
+                    of_system = parts[-1][1] <= head or item.get("function", item) in functions
+                    found.append((of_system, parts))
+            earlier.extend([text for _, text in paragraphs] for paragraphs, _ in messages if paragraphs)
         self._texts[salt] = earlier
         if len(self._texts) > SALTS:
             self._texts.popitem(last=False)
+        self._await(layout, salt, found)
+
+    def _await(self, layout: Layout, salt: str, found: Sequence[tuple[bool, Sequence[Span]]]) -> None:
+        """Add blocks that are neither learned nor placed from a compiled text to those that are to be computed."""
         with self._lock:
             learned: dict[bytes, list[Tokens]] = {}
             for block in self._blocks.get(salt, []):
                 learned.setdefault(block.begin, []).append(block.tokens)
-            for everywhere, parts in found:
+            for of_system, parts in found:
                 begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
                 rows = np.concatenate([np.arange(*part) for part in parts])
-                block = Block(layout.tokens[rows], begins, salt, everywhere)
+                block = Block(layout.tokens[rows], begins, salt, of_system)
                 known = [int(np.count_nonzero(layout.origins[rows] < 0))]
                 known += [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
                 windows = sliding_window_view(block.tokens[SKIPPED:], WINDOW)
@@ -297,28 +315,8 @@ class Learned:
                 if len(self._waiting) > WAITING:
                     self._waiting.popitem(last=False)
 
-    def _is_shared(self, layout: Layout, pieces: Sequence[bytes]) -> Callable[[Json, Sequence[Span]], bool]:
-        """Return a function that is true for blocks of a prompt's system text and for its tools. A message that has the
-        user's words, too, as some templates write it, is none."""
-        talk, head = layout.prompt.conversation, 0
-        assert talk is not None
-        functions = [tool["function"] for tool in talk.tools]
-        first = {role: next((each for each in talk.messages if each.role == role), None) for role in ("system", "user")}
-        system, user = (_text(message).encode() for message in first.values())
-        whole, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
-        if system and user and (place := whole.find(system[-LEAST:])) >= 0:
-            begin = bisect_left(ends, place + len(system[-LEAST:]))
-            control = next((number for number in range(begin, len(pieces)) if not pieces[number]), begin)
-            alone = control > begin and user[:LEAST] not in b"".join(pieces[begin:control])
-            head = control if alone else 0
-
-        def shared(tool: Json, parts: Sequence[Span]) -> bool:
-            return parts[-1][1] <= head or tool.get("function", tool) in functions
-
-        return shared
-
     def _compute(self, job: Job[None], block: Block) -> Task[None]:
-        """Compute the K/V of a block. If the job is cancelled, what is computed is kept, and continued later."""
+        """Compute the K/V of a block. A cancelled job keeps the rows that it has computed; the next one continues."""
         sequence, left = job.sequence, self._workspace.left_context
         assert sequence is not None
         begun: Segment | None = None
@@ -341,14 +339,13 @@ class Learned:
 
     def _keep(self, block: Block, layers: Sequence[LayerRows]) -> None:
         """Keep the K/V of a block's first tokens."""
-        left, tokens = self._workspace.left_context, block.tokens[: len(layers[0].k)]
-        text, parts = self._workspace.model.text(tokens), tuple(first for first in block.parts if first < len(tokens))
-        segment = Segment(block.name, "", text, tokens, len(left), left, (), self._workspace.identity, layers)
-        segment = replace(segment, parts=parts[1:] and parts)
+        workspace, tokens = self._workspace, block.tokens[: len(layers[0].k)]
+        left, text, parts = workspace.left_context, workspace.model.text(tokens), block.parts[1:] and block.parts
+        segment = Segment(block.name, "", text, tokens, len(left), left, (), workspace.identity, layers, parts=parts)
         block.segment = segment
         if len(tokens) < len(block.tokens):
             return
-        self.forget(block)
+        self._forget(block)
         if self._on_disk(block) and self._library is not None:
             with suppress(NotesError, OSError):  # else it stays in memory
                 make_private(self._library.folder)
@@ -359,14 +356,16 @@ class Learned:
                 check.remove_files(files, self._library.folder, files, most=DISK)  # the least recently used
         self._add(block)
 
-    def forget(self, block: Block | None = None) -> None:
-        """Forget a block that is not computed; None: all of them, and all prompts."""
-        if block is None:
-            self._prompts.clear()
-            self._waiting.clear()
-            return
+    def _forget(self, block: Block) -> None:
+        """Forget a block that is to be computed."""
         with self._lock:
             self._waiting.pop((block.salt, block.tokens.tobytes()), None)
+
+    def clear(self) -> None:
+        """Forget all blocks that are to be computed, and the prompts that have not been searched."""
+        with self._lock:
+            self._prompts.clear()
+            self._waiting.clear()
 
     def _add(self, block: Block) -> None:
         """Add a learned block, and drop the least useful ones beyond the budget."""
@@ -385,7 +384,7 @@ class Learned:
                 self._drop(one)
 
     def _drop(self, block: Block) -> None:
-        left = [one for one in self._blocks.pop(block.salt) if one is not block]
+        left = [one for one in self._blocks.pop(block.salt, []) if one is not block]
         self._blocks |= {block.salt: left} if left else {}
         self._indexes.pop(block.salt, None)
 
@@ -396,5 +395,6 @@ class Learned:
         try:
             return open_stored(block.path)
         except NotesError:  # it was removed, or is damaged
-            self._drop(block)
+            with self._lock:
+                self._drop(block)
             return None

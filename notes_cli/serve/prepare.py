@@ -41,7 +41,7 @@ from notes_cli.runtime.scheduler import Scheduler
 from notes_cli.runtime.token_runs import common_prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, ConversationState, add_errata, prefix_digests
-from notes_cli.serve.learned import Learned
+from notes_cli.serve.learned import LearnedBlocks
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
@@ -56,7 +56,6 @@ TURN = 2048  # answer tokens that are reserved at first where an answer cannot b
 SPARE = 128  # tokens that bound the template's text in a session's turn
 SENTENCE = 32  # tokens that bound the wording around an erratum
 MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
-LEARNS = ("learned", "near")  # of the modes of `reuse`
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
 
@@ -133,7 +132,7 @@ class ServerState:
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
     options: Options
     metrics: Metrics
-    learned: Learned | None = None
+    learned: LearnedBlocks | None = None
 
 
 def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = False) -> PreparedRequest:
@@ -328,9 +327,9 @@ def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Lay
     if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
         return layout
     compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
-    if state.learned and reuse in LEARNS:
-        compiled += state.learned.with_runs(layout, request.salt)
-    return replace(layout, reuse=reuse, compiled=compiled)
+    layout = replace(layout, reuse=reuse)
+    learned = state.learned.with_runs(layout, request.salt) if state.learned else ()
+    return replace(layout, compiled=(*compiled, *learned))
 
 
 def _with_images(

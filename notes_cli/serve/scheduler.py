@@ -29,10 +29,10 @@ from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob, client_error, job_of
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.learned import Learned
+from notes_cli.serve.learned import LEARNING, LearnedBlocks
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.serve.prepare import LEARNS, Options, ServerState, prepare
+from notes_cli.serve.prepare import Options, ServerState, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SegmentCache
 
@@ -240,7 +240,7 @@ class DecodeThread:
                     self.budget.release([])  # requests may try again
                     raise EngineError(f"there is no memory for {job.tokens} more tokens")
         except Exception as error:
-            learned.forget()
+            learned.clear()
             output.say(f"nothing is learned from the prompts so far: {error}")
             return False
         if job is None:
@@ -279,8 +279,9 @@ class DecodeThread:
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, options.parallel + idle)
         cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
-        learned = Learned(workspace, cache_ram // 4) if options.reuse in LEARNS else None
-        cache_ram -= cache_ram // 4 if learned else 0
+        learned_ram = cache_ram // 4 if options.reuse in LEARNING else 0
+        learned = LearnedBlocks(workspace, learned_ram) if options.reuse in LEARNING else None
+        cache_ram -= learned_ram
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.segment_cache = SegmentCache(workspace, self.compute)

@@ -41,7 +41,7 @@ SCRIPTS, STEPS = 4, 50
 
 @dataclass
 class Twin:
-    """A sequence, a dry one of the same operations, and what they must hold."""
+    """A sequence, a dry sequence with the same operations, and the tokens and cells that both must have."""
 
     sequence: KVSequence
     dry: KVSequence
@@ -181,7 +181,7 @@ class Script:
         self.logits_at_times(twin)
 
     def change(self, twin: Twin) -> tuple[list[Patch], list[int]]:
-        """Some patches, longer, shorter or as long as what they replace, and other tokens to decode again."""
+        """Return patches of any length, and positions outside of them to decode again."""
         end = len(twin.tokens)
         cuts = sorted(self.random.choice([0, end, *[self.random.randint(0, end)] * 4]) for _ in range(4))
         cuts[2] = self.random.choice(cuts[1:3])
@@ -263,7 +263,7 @@ class Script:
                 self.logits(twin)
 
     def close(self, twin: Twin) -> None:
-        """Or dropped."""
+        """Close the sequence, or only drop the last reference to it."""
         self.twins.remove(twin)
         if self.random.random() < 0.5:
             twin.sequence.close()

@@ -254,7 +254,7 @@ def kept(ctx: Context, calls: Calls) -> list[Any]:
 
 @pytest.mark.parametrize("state", STATES)
 def test_what_is_refused_changes_nothing(load_zoo: LoadZoo, state: str) -> None:
-    """Nor what comes next."""
+    """Neither the sequences nor the logits of the tokens after them."""
     fill, name, options = STATES[state]
     model, options = load_zoo(name), {"n_ctx": 256, **options}
     with open_context(model, **options) as ctx, open_context(model, **options) as fresh:

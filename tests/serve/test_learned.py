@@ -22,7 +22,7 @@ from notes_cli.library.segment_files import LEARNED
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import TextIndex, Texts
-from notes_cli.serve.learned import STEP, Learned, blocks_of, texts_of
+from notes_cli.serve.learned import STEP, LearnedBlocks, Objects, Paragraphs, blocks_of, messages_of
 from notes_cli.serve.prepare import Options
 from notes_cli.text.skill import Skill
 
@@ -56,7 +56,7 @@ def served(home: Path) -> Iterator[Served]:
         yield found
 
 
-def learned(served: Served) -> Learned:
+def learned(served: Served) -> LearnedBlocks:
     found = served.scheduler.state.learned
     assert found is not None
     return found
@@ -189,11 +189,11 @@ def test_a_failure_is_forgotten_and_the_server_goes_on(
     served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
-    monkeypatch.setattr(Learned, "_keep", lambda *_: 1 / 0)
+    monkeypatch.setattr(LearnedBlocks, "_keep", lambda *_: 1 / 0)
     ask(served, THINGS[:3])
     wait(served)
     assert "a text was not learned: division by zero" in capsys.readouterr().err
-    monkeypatch.setattr(Learned, "_find", lambda *_: 1 / 0)
+    monkeypatch.setattr(LearnedBlocks, "_find", lambda *_: 1 / 0)
     ask(served, THINGS[:4])
     wait_for = time.monotonic() + 10
     while "nothing is learned" not in capsys.readouterr().err:
@@ -240,14 +240,14 @@ def test_a_block_whose_file_is_lost_is_decoded(
 
 @pytest.mark.parametrize("batches", [None, 1])
 def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | None) -> None:
-    """Also one whose job is ended after each batch: what was computed is kept, and continued."""
+    """Also if its job is cancelled after each batch, and the next one continues."""
     served.scheduler._begin_idle = lambda: False  # type: ignore[method-assign]
     ask(served, THINGS[:2])
     found, workspace, lengths = learned(served), served.scheduler.workspace, list[int]()
 
     def compute() -> Segment:
         while (job := found.job(ROOM)) is not None:
-            block = max(found._waiting.values(), key=lambda one: (one.shared, one.prompts, len(one.tokens)))
+            block = max(found._waiting.values(), key=lambda one: (one.of_system, one.prompts, len(one.tokens)))
             job.sequence = workspace.sequence()
             task = job.task(job)
             for _ in zip(range(batches or ROOM), task, strict=False):
@@ -267,24 +267,21 @@ def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | 
         assert nmse(ours.k, theirs.k) < 1e-5 and nmse(ours.v, theirs.v) < 1e-5
 
 
-def test_a_request_ends_the_job_at_once(served: Served) -> None:
-    served.scheduler._begin_idle = lambda: False  # type: ignore[method-assign]
-    ask(served, (), question=part("sofa", 40))
-    del served.scheduler._begin_idle
-    ended = list[bool]()
-    submit = served.scheduler.scheduler.submit
+def test_a_request_ends_the_job_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notes_cli.serve.learned.STEP", 1)  # the job takes a thousand steps
+    ended, submit = list[bool](), served.scheduler.scheduler.submit
 
     def submitted(job: Job[Any]) -> None:
         if job.batch:
             job.on_end = lambda job: ended.append(job.dropped)
         submit(job)
 
-    served.scheduler.scheduler.submit = submitted  # type: ignore[method-assign]
-    served.at_context(lambda: None)  # wakes the decode thread, which begins
+    monkeypatch.setattr(served.scheduler.scheduler, "submit", submitted)
+    ask(served, (), question=part("sofa", 40))
     for number in range(5):
         ask(served, (), question=f"Question {number}?")
     wait(served)
-    assert ended.count(False) >= 1 and len(learned(served)._blocks[""]) >= 1
+    assert ended.count(True) >= 1 and not ended[-1] and learned(served)._blocks[""]
 
 
 def test_memory_stays_in_its_budget_and_the_least_useful_goes_first(served: Served) -> None:
@@ -305,14 +302,18 @@ def test_memory_stays_in_its_budget_and_the_least_useful_goes_first(served: Serv
 def test_blocks_are_whole_and_apart_and_leave_out_what_changes(served: Served) -> None:
     model, choose = served.scheduler.workspace.model, Random(5)
     words = [*THINGS, "\n", "\n\n", "# ", "{", "}", '{"type":"function"', '{"name":"a","b":"c d e f"}', " the ", " 7 "]
+
+    def messages(text: str) -> list[tuple[Paragraphs, Objects]]:
+        pieces = [model.token_bytes(int(token)) for token in model.tokenize(text)]
+        return list(messages_of(pieces, 0, len(pieces)))
+
     for _ in range(50):
         text = "".join([*choose.choices(words, k=300), f"\n\n{part('sofa')}\n\n", *choose.choices(words, k=300)])
         tokens = model.tokenize(text)
-        pieces = [model.token_bytes(int(token)) for token in tokens]
-        other = model.tokenize(text.replace("sofa", "bed"))
-        earlier = list(texts_of([model.token_bytes(int(token)) for token in other]))
+        earlier = [[part for _, part in paragraphs] for paragraphs, _ in messages(text.replace("sofa", "bed"))]
         for known in ([], earlier):
-            spans = sorted(part for _, parts in blocks_of(pieces, known) for part in parts)
+            blocks = (block for message in messages(text) for block in blocks_of(*message, known))
+            spans = sorted(part for _, parts in blocks for part in parts)
             assert all(0 <= first < last <= len(tokens) for first, last in spans)
             assert all(one[1] <= other[0] for one, other in pairwise(spans))
         assert not any(b"sofa" in model.text(tokens[slice(*part)]).encode() for part in spans)
