@@ -64,8 +64,8 @@ def ask(server: DecodeThread, request: Json) -> tuple[Answer, Prefilled]:
 
 
 def wait_until_learned(server: DecodeThread) -> None:
-    """Wait until the blocks of all prompts so far are learned."""
-    learned = server.state.learned
-    assert learned is not None
-    while server.compute(lambda: bool(server.scheduler.running) or learned.job(server.budget.most)):
+    """Wait until there is no more work for an idle server."""
+    idle = server.idle_work
+    assert idle is not None
+    while server.compute(lambda: bool(server.scheduler.running) or idle.next_job(server.budget.most)):
         time.sleep(0.002)

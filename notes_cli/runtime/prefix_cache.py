@@ -53,6 +53,11 @@ class Block:
     def __len__(self) -> int:
         return len(self.origins)
 
+    @property
+    def decoded(self) -> bool:
+        """True if it has no K/V of another context."""
+        return bool((self.origins >= 0).all())
+
     def common(self, tokens: Tokens, origins: Tokens, lowest: int = 0) -> int:
         """As `common_length`, for the block."""
         return common_length(self.segment.tokens, self.origins, tokens, origins, lowest)
@@ -103,7 +108,7 @@ class PrefixStore:
             found = [(block.common(tokens, origins, lowest), block) for block in blocks]
             if self.recurrent:
                 found = [(count, block) for count, block in found if count == len(block)]
-            count, block = max(found, key=lambda one: (one[0], -len(one[1])), default=(0, None))
+            count, block = max(found, key=lambda one: (one[0], one[1].decoded, -len(one[1])), default=(0, None))
             if block is None or not count:
                 break
             path.append((block, count))
@@ -358,9 +363,13 @@ class CachedPrefix:
     tokens: Tokens  # reusable tokens, with their origins
     origins: Tokens
     salt: str
+    layout: Layout | None = None  # of its prompt; its tokens may go on behind it
     idle: bool = False
     coming: bool = False  # its tokens are being prefilled, in a sequence that goes on after them (`fork`)
     used: int = 0  # larger is more recent
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 class PrefixCache:
@@ -551,7 +560,9 @@ class PrefixCache:
         """Add a sequence in use, whose decoded tokens are reusable already; or, with a `length`, the fork of so many of
         them that `fork` will make."""
         tokens, origins = layout.tokens[:length], layout.origins[:length]
-        cached = CachedPrefix(sequence, tokens, origins, salt, coming=length is not None, used=next(self._clock))
+        cached = CachedPrefix(
+            sequence, tokens, origins, salt, layout, coming=length is not None, used=next(self._clock)
+        )
         self.entries.append(cached)
         return cached
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from notes_cli.engine.interrupts import Cancelled, Stop
 from notes_cli.engine.sequence import KVSequence, Task, decode, throw
 from notes_cli.errors import ContextLengthError, EngineError, Help, NotesError
 from notes_cli.runtime.workspace import Workspace
@@ -50,7 +51,7 @@ class Job(Generic[T]):
     boundary: int | None = None
     preemptible: bool = False  # its K/V after the last splice may be dropped and decoded again
     own: bool = False  # its task leases a sequence by itself
-    batch: int | None = None  # most tokens of a batch, where it runs alone; None: the size of a micro-batch
+    stop: Stop | None = None  # of one that runs alone, for `cancel`
     on_end: Callable[[Job[T]], object] = lambda job: None
     arrived: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
@@ -65,6 +66,12 @@ class Job(Generic[T]):
     dropped: bool = False  # ended without an outcome: cancelled, or the scheduler was closed
     outcome: T | Exception | None = None  # once it has ended
     running: Task[T] | None = None
+
+    def cancel(self) -> None:
+        """End it at the next step, or within the batch if it has a `stop`. In any thread."""
+        self.cancelled = True
+        if self.stop is not None:
+            self.stop.ask()
 
     @property
     def preempted(self) -> bool:
@@ -280,9 +287,12 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             return False
         limit = None if self._chunk is None else self._chunk + len(sequences)
         if len(sequences) == 1:  # a single prefill has the same batches everywhere
-            limit = next(job.batch for job, own in awaited.items() if own) or self.workspace.context.n_ubatch
+            limit = self.workspace.context.n_ubatch
         try:
-            decode(sequences, limit)
+            with next((job.stop for job in awaited if job.stop), nullcontext()):
+                decode(sequences, limit)
+        except Cancelled:
+            return True
         except NotesError:
             for job, own in awaited.items():
                 try:

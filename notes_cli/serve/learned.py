@@ -29,6 +29,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from notes_cli import output
+from notes_cli.engine.interrupts import Stop
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, concatenate_rows
 from notes_cli.engine.sequence import Task
@@ -47,7 +48,6 @@ from notes_cli.text.messages import Conversation, Message, TextPart
 DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
 LONG = 256  # tokens of a block that is learned when it comes the first time
-STEP = 32  # tokens of a batch: a request that arrives waits for one
 WAITING = 512  # blocks that are remembered until they are computed
 COMPARED = 32  # prompts until they are searched, and texts of a salt with which new ones are compared
 SALTS = 64  # whose texts are remembered
@@ -249,7 +249,7 @@ class LearnedBlocks:
             for other in self._waiting.values():  # memory beyond the budget
                 other.segment = other.segment if other is block else None
         ended = partial(self._ended, block)
-        return Job(lambda job: self._compute(job, block), left + len(block.tokens), batch=STEP, on_end=ended)
+        return Job(lambda job: self._compute(job, block), left + len(block.tokens), stop=Stop(), on_end=ended)
 
     @property
     def _usable(self) -> bool:

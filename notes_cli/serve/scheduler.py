@@ -20,7 +20,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from notes_cli import output
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
@@ -29,6 +28,7 @@ from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob, client_error, job_of
 from notes_cli.serve.conversations import Conversations
+from notes_cli.serve.idle_work import IdleWork
 from notes_cli.serve.learned import LEARNING, LearnedBlocks
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
@@ -66,7 +66,7 @@ class DecodeThread:
         self._large_pool = ThreadPoolExecutor(1, "prepare-large")
         self._preparing = 0  # calls of `prepare` that have not returned
         self._prepared: set[ServerJob] = set()  # and not finished
-        self._idle: Job[None] | None = None  # work that any request ends
+        self.idle_work: IdleWork | None = None  # set in the decode thread
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -192,7 +192,7 @@ class DecodeThread:
     def gauges(self) -> dict[str, float]:
         context, store = self.workspace.context, self.prefixes.store
         return {
-            "requests_running": sum(job is not self._idle for job in self.scheduler.running),
+            "requests_running": sum(job.stop is None for job in self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
             "cells": context.cells,
             "cells_used": context.used,
@@ -227,32 +227,17 @@ class DecodeThread:
         self._refuse_arrivals()
 
     def _begin_idle(self) -> bool:
-        """Begin to learn a block, if there is one, and room for it beside the latest prefix."""
-        learned = self.state.learned
-        if learned is None or self._count or not self._arrivals.empty():
-            return False
-        try:
-            latest = max(self.prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
-            job = learned.job(self.budget.most - (len(latest.sequence) if latest else 0))
-            while job and not self.budget.has(job.tokens, 1):
-                evicted = self.prefixes.store is not None and self.prefixes.evict(latest)
-                if not evicted and not self.budget.grow(job.tokens, 1):
-                    self.budget.release([])  # requests may try again
-                    raise EngineError(f"there is no memory for {job.tokens} more tokens")
-        except Exception as error:
-            learned.clear()
-            output.say(f"nothing is learned from the prompts so far: {error}")
-            return False
-        if job is None:
+        """Begin work that any request ends, if there is some."""
+        if self.idle_work is None or self._count or not self._arrivals.empty() or not self.idle_work.begin():
             return False
         with self._lock:
-            self._idle, job.cancelled = job, self._count > 0
-        self.scheduler.submit(job)
+            if self._count:  # since then
+                self.idle_work.end()
         return True
 
     def _end_idle(self) -> None:
-        if self._idle is not None:
-            self._idle.cancelled = True
+        if self.idle_work is not None:
+            self.idle_work.end()
 
     def _refuse_arrivals(self) -> None:
         """Refuse all arrivals after the end; in any thread."""
@@ -284,6 +269,7 @@ class DecodeThread:
         cache_ram -= learned_ram
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
+        self.idle_work = IdleWork(self.scheduler, learned) if learned else None
         self.segment_cache = SegmentCache(workspace, self.compute)
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         cells = None if workspace.grows else workspace.context.cells

@@ -22,7 +22,7 @@ from notes_cli.library.segment_files import LEARNED
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import TextIndex, Texts
-from notes_cli.serve.learned import STEP, LearnedBlocks, Objects, Paragraphs, blocks_of, messages_of
+from notes_cli.serve.learned import LearnedBlocks, Objects, Paragraphs, blocks_of, messages_of
 from notes_cli.serve.prepare import Options
 from notes_cli.text.skill import Skill
 
@@ -65,7 +65,9 @@ def learned(served: Served) -> LearnedBlocks:
 def wait(served: Served) -> None:
     """Wait until all that was asked is learned."""
     deadline = time.monotonic() + 60
-    while served.at_context(lambda: bool(served.scheduler.scheduler.running) or learned(served).job(ROOM)):
+    idle = served.scheduler.idle_work
+    assert idle is not None
+    while served.at_context(lambda: bool(served.scheduler.scheduler.running) or idle.next_job(ROOM)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -251,7 +253,7 @@ def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | 
             job.sequence = workspace.sequence()
             task = job.task(job)
             for _ in zip(range(batches or ROOM), task, strict=False):
-                decode([job.sequence], STEP)
+                decode([job.sequence], 32)
             task.close()
             lengths.append(len(block.segment or ()))
         segment = found._opened(found._blocks[""][0])
@@ -268,11 +270,10 @@ def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | 
 
 
 def test_a_request_ends_the_job_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("notes_cli.serve.learned.STEP", 1)  # the job takes a thousand steps
     ended, submit = list[bool](), served.scheduler.scheduler.submit
 
     def submitted(job: Job[Any]) -> None:
-        if job.batch:
+        if job.stop:
             job.on_end = lambda job: ended.append(job.dropped)
         submit(job)
 
