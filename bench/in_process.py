@@ -67,5 +67,5 @@ def wait_until_learned(server: DecodeThread) -> None:
     """Wait until there is no more work for an idle server."""
     idle = server.idle_work
     assert idle is not None
-    while server.compute(lambda: bool(server.scheduler.running) or idle.next_job(server.budget.most)):
+    while server.compute(lambda: idle.busy):
         time.sleep(0.002)

@@ -37,7 +37,7 @@ class IdleWork:
         try:
             latest = max(prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
             room = budget.most - (len(latest.sequence) if latest else 0)
-            job = self.next_job(room)
+            job = self._next_job(room)
             while job and not budget.has(job.tokens, 1):
                 evicted = prefixes.store is not None and prefixes.evict(latest)
                 if not evicted and not budget.grow(job.tokens, 1):
@@ -56,8 +56,12 @@ class IdleWork:
         if self.job is not None:
             self.job.cancel()
 
-    def next_job(self, room: int) -> Job[None] | None:
-        """Return a job for at most `room` cells, if there is something to do."""
+    @property
+    def busy(self) -> bool:
+        """True if there is work to do, or a file is being written."""
+        return bool(self._scheduler.running or self._next_job(self._scheduler.budget.most) or self.learned.writing)
+
+    def _next_job(self, room: int) -> Job[None] | None:
         return self._exact_job(room) or self.learned.job(room)
 
     def _exact_job(self, room: int) -> Job[None] | None:

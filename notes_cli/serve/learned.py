@@ -17,6 +17,7 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,6 +91,10 @@ class Block:
     def begin(self) -> bytes:
         """The tokens by which it is found."""
         return self.tokens[SKIPPED : SKIPPED + WINDOW].tobytes()
+
+    @property
+    def complete(self) -> bool:
+        return self.segment is not None and len(self.segment) == len(self.tokens)
 
     @property
     def nbytes(self) -> int:
@@ -197,6 +202,7 @@ class LearnedBlocks:
         # Paragraphs of the latest texts, by salt; last: most recent.
         self._texts: OrderedDict[str, deque[list[bytes]]] = OrderedDict()
         self._clock = count(1)
+        self._writer = ThreadPoolExecutor(1, "learned")  # gigabytes take seconds
         for _, path in segment_files(self._library.folder) if self._library else ():
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
                 found, left = peek(path), workspace.left_context
@@ -234,6 +240,16 @@ class LearnedBlocks:
                     if block.path is not None:
                         mark_use(block.path, tokens)
 
+    @property
+    def writing(self) -> bool:
+        """True while a file is being written."""
+        with self._lock:
+            return any(block.complete for block in self._waiting.values())
+
+    def close(self) -> None:
+        """Wait for files that are being written."""
+        self._writer.shutdown()
+
     # In the decode thread.
 
     def job(self, room: int) -> Job[None] | None:
@@ -242,11 +258,12 @@ class LearnedBlocks:
             self._find(*self._prompts.popleft())
         left = len(self._workspace.left_context)
         with self._lock:
-            ready = [one for one in self._waiting.values() if self._worth(one) and left + len(one.tokens) <= room]
+            waiting = [one for one in self._waiting.values() if not one.complete]  # else it is being written
+            ready = [one for one in waiting if self._worth(one) and left + len(one.tokens) <= room]
             if not ready:
                 return None
             block = max(ready, key=lambda one: (one.of_system, one.prompts, len(one.tokens)))
-            for other in self._waiting.values():  # memory beyond the budget
+            for other in waiting:  # memory beyond the budget
                 other.segment = other.segment if other is block else None
         ended = partial(self._ended, block)
         return Job(lambda job: self._compute(job, block), left + len(block.tokens), stop=Stop(), on_end=ended)
@@ -343,17 +360,21 @@ class LearnedBlocks:
         left, text, parts = workspace.left_context, workspace.model.text(tokens), block.parts[1:] and block.parts
         segment = Segment(block.name, "", text, tokens, len(left), left, (), workspace.identity, layers, parts=parts)
         block.segment = segment
-        if len(tokens) < len(block.tokens):
-            return
-        self._forget(block)
-        if self._on_disk(block) and self._library is not None:
-            with suppress(NotesError, OSError):  # else it stays in memory
-                make_private(self._library.folder)
-                path = self._library.path(block.name, segment.identity)
-                write_segment(path, segment)
-                block.path, block.segment = path, None
-                files = [file for file in check.library_files(self._library.folder) if file.path != path]
-                check.remove_files(files, self._library.folder, files, most=DISK)  # the least recently used
+        if block.complete and self._on_disk(block):
+            self._writer.submit(self._write, block, segment)
+        elif block.complete:
+            self._add(block)
+
+    def _write(self, block: Block, segment: Segment) -> None:
+        """Write a block's file, in a thread of its own, and add the block. If that fails, it stays in memory."""
+        assert self._library is not None
+        with suppress(NotesError, OSError):
+            make_private(self._library.folder)
+            path = self._library.path(block.name, segment.identity)
+            write_segment(path, segment)
+            block.path, block.segment = path, None
+            files = [file for file in check.library_files(self._library.folder) if file.path != path]
+            check.remove_files(files, self._library.folder, files, most=DISK)  # the least recently used
         self._add(block)
 
     def _forget(self, block: Block) -> None:
@@ -369,6 +390,7 @@ class LearnedBlocks:
 
     def _add(self, block: Block) -> None:
         """Add a learned block, and drop the least useful ones beyond the budget."""
+        self._forget(block)
         with self._lock:
             block.used = next(self._clock)
             for one in self._blocks.get(block.salt, []):

@@ -78,6 +78,7 @@ class DecodeThread:
     def close(self) -> None:
         """Cancel all requests and close the model, without waiting for one that is still being loaded."""
         self._arrivals.put(None)
+        self._end_idle()
         if self._thread.ident is not None and not self.loading:
             self._thread.join()
 
@@ -167,6 +168,7 @@ class DecodeThread:
                 if self._long == LONG:
                     raise Refused(429, "too many compiles are waiting", code="queue_full", wait=5)
                 self._long += 1
+            self._end_idle()
             future.add_done_callback(self._long_ended)
 
         def run() -> None:
@@ -292,6 +294,8 @@ class DecodeThread:
                 self._refuse_all()
             self._take_arrivals(wait=False)
             self._refuse_all()
+            if self.state.learned is not None:
+                self.state.learned.close()
 
     def _refuse_all(self) -> None:
         """Refuse all requests, at the end of the server."""

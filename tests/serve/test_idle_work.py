@@ -98,7 +98,7 @@ def test_a_request_ends_it_and_it_goes_on_from_there(served: Served) -> None:
 
     def steps(count: int) -> int:
         """Do so many batches of the work, and end it. Returns the tokens that are decoded then."""
-        job = idle.next_job(ROOM)
+        job = idle._next_job(ROOM)
         assert job is not None
         served.scheduler.scheduler.submit(job)
         for _ in range(count):

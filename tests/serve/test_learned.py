@@ -65,9 +65,7 @@ def learned(served: Served) -> LearnedBlocks:
 def wait(served: Served) -> None:
     """Wait until all that was asked is learned."""
     deadline = time.monotonic() + 60
-    idle = served.scheduler.idle_work
-    assert idle is not None
-    while served.at_context(lambda: bool(served.scheduler.scheduler.running) or idle.next_job(ROOM)):
+    while served.at_context(lambda: bool(served.scheduler.idle_work and served.scheduler.idle_work.busy)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -255,6 +253,8 @@ def test_a_block_has_the_rows_of_a_compiled_text(served: Served, batches: int | 
             for _ in zip(range(batches or ROOM), task, strict=False):
                 decode([job.sequence], 32)
             task.close()
+            while found.writing:
+                time.sleep(0.001)
             lengths.append(len(block.segment or ()))
         segment = found._opened(found._blocks[""][0])
         assert segment is not None
