@@ -134,7 +134,7 @@ def append_text(
         before = sequence.pieces[-1] if sequence.pieces else None
         continued = before is not None and before.reason is Reason.NEAR and before.moved == position - base
         seam = 0 if continued else RUN_SEAM
-        if placed.refusal(workspace, position) is None:
+        if seam < count and placed.refusal(workspace, position) is None:
             with suppress(NotesError):  # a damaged file
                 layers = [] if sequence.dry else placed.rows(seam)
         if layers is None:

@@ -298,7 +298,7 @@ def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset
 # Settings where the request names none.
 
 # Measured on tiny models (docs/findings.md).
-RUN_SEAM = 16  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
+RUN_SEAM = 48  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
 DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 

@@ -27,7 +27,7 @@ from notes_cli.runtime.workspace import Workspace
 
 SKIPPED = 2  # tokens at the beginning of a text, compared as bytes: the text before it may change how it is tokenized
 WINDOW = 32  # tokens after them by which the text is found
-SHORTEST = 48  # fewest tokens of a run
+SHORTEST = 64  # fewest tokens of a run
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token

@@ -1,9 +1,10 @@
 """Learns the texts of prompts that recur: computes their K/V by itself while the server is idle.
 
-A block is a tool, or a message without its tools and without what changes: short paragraphs with a date, a time
-or a path, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's opening alone, so
-it has seen nothing that may change, and is placed wherever the same tokens are (runtime/token_runs.py). A text is one
-block, because sections that have not seen each other answer worse (docs/serving.md).
+A block is a set of tools, a single tool, or a message without its tools and without what changes: short paragraphs with
+a date, a time or a path, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's
+opening alone, so it has seen nothing that may change, and is placed wherever the same tokens are
+(runtime/token_runs.py). A text is one block, because sections that have not seen each other answer worse. So is a set
+of tools; the single ones are for prompts in which some of the others are missing (docs/serving.md).
 
 Blocks of the system text and of tools are learned at once, and kept on disk; others are learned when they are long or
 come a second time, and are kept in memory. Over the budget the block that spared the fewest tokens goes first.
@@ -48,6 +49,7 @@ from notes_cli.text.messages import Conversation, Message, TextPart
 
 DISK = 2 << 30  # bytes
 LEAST = 64  # tokens of a tool or a part of a text that is worth it
+JOINED = 16  # most tokens between two tools of a set that belong to it
 LONG = 256  # tokens of a block that is learned when it comes the first time
 WAITING = 512  # blocks that are remembered until they are computed
 COMPARED = 32  # prompts until they are searched, and texts of a salt with which new ones are compared
@@ -67,6 +69,7 @@ Span = tuple[int, int]  # tokens [first, last)
 Json = dict[str, Any]
 Paragraphs = list[tuple[Span, bytes]]
 Objects = list[tuple[Json, Span]]
+Found = tuple[list[Json], tuple[Span, ...]]  # the objects of a block, none for a text, and its parts
 
 
 @dataclass(slots=True, eq=False)
@@ -144,12 +147,13 @@ def _objects(text: bytes) -> Iterator[tuple[Json, tuple[int, int]]]:
             yield item, (match.start(), end)
 
 
-def blocks_of(
-    paragraphs: Paragraphs, objects: Objects, earlier: Sequence[Sequence[bytes]]
-) -> Iterator[tuple[Json, tuple[Span, ...]]]:
-    """Yield the parts of each block of a message, and its object of JSON; empty for a text. `earlier`: the paragraphs
-    of other texts."""
-    yield from ((item, (span,)) for item, span in objects if span[1] - span[0] >= LEAST)
+def blocks_of(paragraphs: Paragraphs, objects: Objects, earlier: Sequence[Sequence[bytes]]) -> Iterator[Found]:
+    """Yield the blocks of a message. `earlier`: the paragraphs of other texts."""
+    yield from (([item], (span,)) for item, span in objects if span[1] - span[0] >= LEAST)
+    if len(objects) > 1:
+        items, spans = map(list, zip(*objects, strict=True))
+        joined = (span if then - span[1] > JOINED else (span[0], then) for span, (then, _) in pairwise(spans))
+        yield items, (*joined, spans[-1])
     texts = {text for _, text in paragraphs}
     nearest = max(earlier, key=lambda other: _common_bytes(texts, other), default=())
     alike = 2 * _common_bytes(texts, nearest) >= sum(map(len, texts))
@@ -159,7 +163,7 @@ def blocks_of(
             continue
         parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
     if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
-        yield {}, tuple(parts)
+        yield [], tuple(parts)
 
 
 def _common_bytes(texts: Collection[bytes], other: Sequence[bytes]) -> int:
@@ -292,7 +296,7 @@ class LearnedBlocks:
     def _find(self, layout: Layout, salt: str, live: int) -> None:
         """Find the blocks of a prompt behind its `live` tokens."""
         pieces = [self._workspace.model.token_bytes(int(token)) for token in layout.tokens]
-        talk, found = layout.prompt.conversation, list[tuple[bool, Sequence[Span]]]()
+        talk, found = layout.prompt.conversation, list[tuple[Found, bool]]()
         assert talk is not None
         head = _system_end(talk, pieces)
         functions = [tool["function"] for tool in talk.tools]
@@ -300,30 +304,36 @@ class LearnedBlocks:
         for first, last in ((max(first, live), last) for first, last in layout.texts if last > live):
             messages = list(messages_of(pieces, first, last))
             for paragraphs, objects in messages:
-                for item, parts in blocks_of(paragraphs, objects, earlier):
-                    of_system = parts[-1][1] <= head or item.get("function", item) in functions
-                    found.append((of_system, parts))
+                for items, parts in blocks_of(paragraphs, objects, earlier):
+                    ours = bool(items) and all(item.get("function", item) in functions for item in items)
+                    found.append(((items, parts), ours or parts[-1][1] <= head))
             earlier.extend([text for _, text in paragraphs] for paragraphs, _ in messages if paragraphs)
         self._texts[salt] = earlier
         if len(self._texts) > SALTS:
             self._texts.popitem(last=False)
         self._await(layout, salt, found)
 
-    def _await(self, layout: Layout, salt: str, found: Sequence[tuple[bool, Sequence[Span]]]) -> None:
-        """Add blocks that are neither learned nor placed from a compiled text to those that are to be computed."""
+    def _await(self, layout: Layout, salt: str, found: Sequence[tuple[Found, bool]]) -> None:
+        """Add blocks that are neither learned nor placed from a compiled text to those that are to be computed. A set
+        of tools is one of them unless most of its tokens are in others."""
         with self._lock:
             learned: dict[bytes, list[Tokens]] = {}
             for block in self._blocks.get(salt, []):
                 learned.setdefault(block.begin, []).append(block.tokens)
-            for of_system, parts in found:
+            sets = [Texts(one.tokens, one.parts, chained=True) for one in self._blocks.get(salt, []) if one.parts[1:]]
+            in_sets = np.zeros(len(layout), bool)
+            for run in TextIndex(self._workspace.model, sets).runs(layout.tokens, layout.texts):
+                in_sets[run.first : run.last] = True
+            for (items, parts), of_system in found:
                 begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
                 rows = np.concatenate([np.arange(*part) for part in parts])
                 block = Block(layout.tokens[rows], begins, salt, of_system)
-                known = [int(np.count_nonzero(layout.origins[rows] < 0))]
-                known += [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
+                known = [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
+                known += [] if items[1:] else [int(np.count_nonzero(layout.origins[rows] < 0))]
                 windows = sliding_window_view(block.tokens[SKIPPED:], WINDOW)
                 repeats = (windows == windows[0]).all(1).sum() > 1  # to find it would take long
-                if len(block.tokens) - max(known) < LEAST or repeats:
+                most = items[1:] and 2 * in_sets[rows].sum() > len(rows)
+                if len(rows) - max(known, default=0) < LEAST or most or repeats:
                     continue
                 key = salt, block.tokens.tobytes()
                 if (same := self._waiting.pop(key, None)) is not None:
