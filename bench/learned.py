@@ -3,14 +3,15 @@
     python -m bench.learned [--write docs/results/learned.json]   about 15 minutes on two cores
 
 The texts in skills/ are system texts under a line with a date. One question on the first day, then idle time, in which
-the text is learned; then all questions of bench/real/tasks.yaml on another day, and copies of sentences. Likewise ten
-tools: on another day they are in another order, behind a new one.
+the text is learned; then all questions of bench/real/tasks.yaml on another day, and copies of sentences. Likewise sets
+of tools: on another day they are the same, or one has come or left. No guessed prompt is decoded again in between.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,6 +60,7 @@ def measure(model: Path) -> dict[str, Any]:
         with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
             ask(server, text, 27, tasks.questions[0].ask)
             wait_until_learned(server)
+            server.idle_work = None
             answers: dict[str, list[str]] = {way: [] for way in WAYS}
             wanted = copies(text)
             asked = [*(one.ask for one in tasks.questions), *(instruction for instruction, _ in wanted)]
@@ -83,6 +85,7 @@ def measure(model: Path) -> dict[str, Any]:
 
 
 SUBJECTS = {
+    "album": ("pictures in photo albums", "a picture of Ruth", "photos of the trip", "a photo album", "my pictures"),
     "weather": ("the weather of a town on a day", "rain", "wind", "snow", "the temperature"),
     "calendar": ("appointments in the user's calendar", "my meetings", "a free hour", "an appointment", "the agenda"),
     "email": ("mail in the user's inbox", "unread mail", "a message from Ruth", "an attachment", "the inbox"),
@@ -105,23 +108,31 @@ def tool(subject: str) -> Json:
     return {"type": "function", "function": {"name": f"find_{subject}", "description": text, "parameters": parameters}}
 
 
-def measure_tools(model: Path) -> dict[str, Any]:
-    """Return how often the right tool is called, and the same as after a prefill."""
-    subjects = list(SUBJECTS)
-    first, then = [tool(one) for one in subjects[1:]], [tool(one) for one in subjects[::-1]]
+ALL = sorted(SUBJECTS)  # in the order of the prompt
+SETS = {  # learned, then asked with
+    "the same tools": (ALL[1:], ALL[1:]),
+    "one comes": (ALL[1:], ALL),
+    "one leaves": (ALL, ALL[1:]),
+}
+
+
+def measure_tools(model: Path, first: list[str], then: list[str]) -> dict[str, Any]:
+    """Return how often the right tool is called, and the same as after a prefill, with the tools of `then` after those
+    of `first` were learned."""
     called: dict[str, list[str]] = {way: [] for way in WAYS}
     counts: dict[str, Counts] = {}
     with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
-        ask(server, "You help.", 27, "Hello.", tools=first, tool_choice="required")
+        ask(server, "You help.", 27, "Hello.", tools=list(map(tool, first)), tool_choice="required")
         wait_until_learned(server)
-        for words in SUBJECTS.values():
-            for form, word in zip(("Find", "I need", "Look for", "Is there"), words[1:], strict=True):
+        server.idle_work = None
+        for subject in then:
+            for form, word in product(("Find", "I need"), SUBJECTS[subject][1:]):
                 for way, notes in WAYS.items():
-                    more = {"tools": then, "tool_choice": "required", "notes": notes}
+                    more = {"tools": list(map(tool, then)), "tool_choice": "required", "notes": notes}
                     name, count = ask(server, "You help.", 28, f"{form} {word} in Bramford.", **more)
                     called[way].append(name)
                     counts.setdefault(way, count)
-    wanted = [f"find_{one}" for one in subjects for _ in range(4)]
+    wanted = [f"find_{one}" for one in then for _ in range(8)]
     rows: dict[str, Any] = {"asked": len(wanted), "same": sum(map(str.__eq__, *called.values()))}
     for way, names in called.items():
         right = sum(map(str.__eq__, names, wanted))
@@ -135,7 +146,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="write the counts as JSON")
     given = parser.parse_args()
     model = smollm2()
-    rows = {"tools": measure_tools(model), "texts": measure(model)}
+    tools = {change: measure_tools(model, *sets) for change, sets in SETS.items()}
+    rows = {"tools": tools, "texts": measure(model)}
     if given.write:
         given.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -166,6 +166,7 @@ def counts(model: Path, agent: Agent, way: Way) -> Iterator[tuple[str, int, int]
         yield "first request", *decoded(server, agent.request(reuse))
         if way == "learned":
             wait_until_learned(server)
+        server.idle_work = None  # each change is one of the first request
         first = list(server.prefixes.entries)
         for change, function in CHANGES.items():
             yield change, *decoded(server, function(agent).request(reuse))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -123,12 +124,27 @@ def test_no_value_behind_a_changed_one(served: Served) -> None:
         served.at_context(served.scheduler.prefixes.close)
 
 
-def test_tools_in_another_order_beside_a_new_one(served: Served) -> None:
-    tools = list(map(tool, THINGS[:4]))
-    ask(served, (), tools=tools)
+def test_a_set_of_tools_is_one_block_and_single_tools_are_for_others(served: Served) -> None:
+    """Also around a tool that comes. What was computed after a tool that leaves is not placed."""
+    names = sorted(THINGS[:6])
+    tools = dict(zip(names, map(tool, names), strict=True))
+    new = tools.pop(names[2])
+    ask(served, (), tools=list(tools.values()))
     wait(served)
-    found = ask(served, (), "dirty", tools=[tool(THINGS[5]), *tools[::-1]])
-    assert found["near"] > 0.5 * found["total"]
+    served.scheduler._begin_idle = lambda: False  # type: ignore[method-assign]
+    model = served.scheduler.workspace.model
+    texts = {block.name: model.text(block.tokens) for block in learned(served)._blocks[""]}
+
+    def placed(*tools: Json) -> list[int]:
+        """Return the number of tools in each block that is placed."""
+        found = ask(served, (), f"{len(tools)} files", tools=list(tools))
+        assert found["near"] > 0.3 * found["total"]
+        return [texts[name].count("Look for") for name in re.findall(r"learned-\w+", found["why"])]
+
+    assert placed(*tools.values()) == [5]
+    assert placed(*tools.values(), new) == [5, 5]
+    assert placed(*list(tools.values())[1:]) == [1, 1, 1, 1]
+    assert placed(*list(tools.values())[:3], new) == [5, 5]
 
 
 @pytest.mark.parametrize("restart", [False, True])
