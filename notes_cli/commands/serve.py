@@ -15,6 +15,7 @@ from notes_cli.commands.options import Number, choose_model, model_options, name
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, flag_of, option
 from notes_cli.errors import NotesError, reason
+from notes_cli.text.names import human_size
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -162,6 +163,10 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
             if scheduler:
                 ending.enter_context(_registered(scheduler, port, choice.settings))
             _say_serving(scheduler.names[0] if scheduler else target.url, options, port)
+            store = scheduler.prefixes.store if scheduler else None
+            if store and store.state_size:
+                size, most = human_size(store.state_size), store.budget // store.state_size
+                output.say(f"recurrent states of earlier prompts: {size} each, at most {most:,} are kept (--cache-ram)")
 
         serve(service, listening, on_ready, given["drain"])
     output.say("ended")

@@ -141,6 +141,7 @@ _STRIDE = 128  # tokens of a call that cannot be interrupted
 _STOPS = 3  # signals whose handlers raise nothing may abort a call this often
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
 
+State = NDArray[np.uint8]  # as llama.cpp serialises it
 Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
 
@@ -199,6 +200,7 @@ class Context(AbstractContextManager["Context"]):
             native.call("notes_watch", handle, interrupts.descriptor())
         # tokens of a call at most: whole micro-batches, unless they run without an interrupt
         self.stride = self.n_batch // self.n_ubatch * self.n_ubatch if self._watched else min(self.n_batch, _STRIDE)
+        self.n_prefill = min(self.n_ubatch, self.stride)  # tokens of a batch of a sequence alone
 
     @property
     def n_ctx(self) -> int:
@@ -326,17 +328,23 @@ class Context(AbstractContextManager["Context"]):
             self.resize(n_sequences=min(_GROWS_TO, 2 * self._pool.size))
         return self._pool.lease(number)
 
-    def share(self, seq_id: int, length: int) -> Lease:
+    def share(self, seq_id: int, length: int, state: State | None = None) -> Lease:
         """Lease a sequence with the first `length` entries of this one in the same cells; nothing is copied until one
-        of the two rewrites them. Recurrent layers can only share everything. Raises UnsupportedError where sequences
-        have separate caches."""
+        of the two rewrites them. Recurrent layers can only share everything, unless `state` is the one that the
+        sequence had at that length. Raises UnsupportedError where sequences have separate caches."""
         if not self.unified:
             raise UnsupportedError(
                 "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)"
             )
         lease = self.lease()
         try:
-            native.call("notes_share", self.handle, seq_id, lease.id, length)
+            if state is None:
+                native.call("notes_share", self.handle, seq_id, lease.id, length)
+            elif reason := self.supports("restore"):
+                raise UnsupportedError(reason)
+            else:
+                llama.llama_memory_seq_cp(self._memory, self._check_seq_id(seq_id), lease.id, 0, length)
+                self.set_state(lease.id, length, state)
         except BaseException:
             lease.close()
             raise
@@ -612,36 +620,54 @@ class Context(AbstractContextManager["Context"]):
     @contextmanager
     def rolling_back(self, seq_id: int) -> Iterator[None]:
         """Drop the entries that are appended to the sequence during the block."""
-        length, window = self.length(seq_id), self._window(seq_id) if self.drops else None
+        length, state = self.length(seq_id), self.state(seq_id) if self.drops else None
         try:
             yield
         finally:
             try:
                 self.truncate(seq_id, length)
             except EngineError:  # the lookahead overwrote cells of the window
-                if window is None:
+                if state is None:
                     raise
-                self._restore_window(seq_id, length, window)
+                self.set_state(seq_id, length, state)
 
-    def _window(self, seq_id: int) -> NDArray[np.uint8]:
-        """Save the entries that sliding-window layers need to continue, as llama.cpp serialises them."""
-        args = seq_id, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *args), np.uint8)
-        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *args)
-        if not 0 < window.nbytes == written:
-            raise EngineError(f"the window of sequence {seq_id} cannot be kept")
-        return window
+    def state(self, seq_id: int) -> State:
+        """Read what the sequence needs to continue besides K/V that `truncate` leaves: recurrent state, and the entries
+        of sliding-window layers where the cache drops some. Raises EngineError on failure."""
+        args = self._check_seq_id(seq_id), llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        state = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *args), np.uint8)
+        pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, state.nbytes, *args)
+        if not 0 < state.nbytes == written:
+            raise EngineError(f"the state of sequence {seq_id} cannot be read")
+        window = llama.llama_model_n_swa(self.model.handle) > 0
+        return self._without_window(state, self.length(seq_id)) if window and not self.drops else state
 
-    def _restore_window(self, seq_id: int, length: int, window: NDArray[np.uint8]) -> None:
-        """Return to the length at which `_window` was called. Raises EngineError on failure, with the sequence
-        empty."""
-        llama.llama_memory_seq_rm(self._memory, seq_id, length, -1)
-        pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        partly = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        if not llama.llama_state_seq_set_data_ext(self.handle, pointer, window.nbytes, seq_id, partly):
+    def _without_window(self, state: State, length: int) -> State:
+        """Return a state without its K/V, which llama.cpp would restore in further cells: it begins with magic number
+        and sequence, then the K/V of sliding-window layers (streams, cells, ...), then the cell of the recurrent state
+        (number, position, sequences), and its layers (transposed or not, number; of R and S each: type, size, data)."""
+        layers = [layer for layer in self.layers if layer.part == "state"]
+        size = 20 + sum(24 + 4 * (layer.n_embd_k + layer.n_embd_v) for layer in layers)
+        recurrent = state[-size:]
+        if not np.array_equal(recurrent[:12].view(np.int32), [1, length - 1, 0]):
+            raise EngineError("the state has another form than that of this version of llama.cpp")
+        return np.concatenate([state[:8], np.array([1, 0], np.int32).view(np.uint8), recurrent])
+
+    def set_state(self, seq_id: int, length: int, state: State) -> None:
+        """Go back to the length at which `state` was read, in this sequence or in one with the same entries. Raises
+        EngineError on failure, with the sequence empty."""
+        if self.drops:  # its cells may be needed for the window
+            llama.llama_memory_seq_rm(self._memory, seq_id, length, -1)
+        pointer, flags = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        with native.collected_log() as lines:
+            read = llama.llama_state_seq_set_data_ext(self.handle, pointer, state.nbytes, seq_id, flags)
+        # Afterwards: llama.cpp removes no K/V after a position as long as a recurrent state belongs to a later one.
+        removed = read and llama.llama_memory_seq_rm(self._memory, seq_id, length, -1)
+        if not removed or self.length(seq_id) != length:
             self._empty(seq_id)
-            raise EngineError(f"there is no room for the window of sequence {seq_id}: its rows are gone")
+            reason = f" ({lines[-1].strip()})" if lines and not read else ""
+            raise EngineError(f"the state of sequence {seq_id} cannot be restored: its rows are gone{reason}")
 
     def clear(self) -> None:
         """Drop all sequences and end every lease. Clears the data, too: NaN would survive in a recurrent state and in

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.context import Context, Lease, Output
+from notes_cli.engine.context import Context, Lease, Output, State
 from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.positions import (
     Image,
@@ -89,6 +89,8 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         self.batches = Batches()
         self.flushed: list[int] = []  # tokens of each batch that `flush` decoded
         self._divisions: list[int] = []  # tokens before each go into no batch with it and those after it
+        self.states: dict[int, State] = {}  # recurrent states after so many tokens, to which it can be truncated
+        self.states_due: set[int] = set()  # likewise, once these tokens are decoded
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
@@ -154,21 +156,23 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         elif length < end:
             cuts = tuple(cut for cut in cuts if cut <= length)
             first = cuts[-1] if cuts else base
-            whole = first + (min(length, whole) - first) // self.context.n_ubatch * self.context.n_ubatch
+            whole = first + (min(length, whole) - first) // self.context.n_prefill * self.context.n_prefill
             self.batches = Batches(base, cuts, whole, whole)
 
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
         """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
-        rewritten; a `dry` fork has no K/V. Raises UnsupportedError where sequences cannot share, EngineError for more
-        rows than are decoded."""
+        rewritten; a `dry` fork has no K/V. With recurrent layers: all of them, or as many as there is a state of
+        (`states`). Raises UnsupportedError where sequences cannot share, EngineError for more rows than are
+        decoded."""
         dry = dry or self.dry
         if length is None:
             self.flush()
             length = len(self)
         elif not 0 <= length <= self._done:
             raise EngineError(f"{length} rows cannot be shared, the sequence has {self._done}")
-        at = self.position(length)
-        fork = KVSequence(self.context, None if dry else self.context.share(self.seq_id, at), dry=dry)
+        at, state = self.position(length), self.states.get(length) if length < self._done else None
+        fork = KVSequence(self.context, None if dry else self.context.share(self.seq_id, at, state), dry=dry)
+        fork.states = {rows: state for rows, state in self.states.items() if rows <= length}
         fork._tokens += self._tokens[:length]
         fork._images = [image for image in self._images if image.last <= length]
         fork._done, fork._logits = length, self._logits if length == len(self) else None
@@ -386,6 +390,25 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         if at > self._done and at not in self._divisions:
             insort(self._divisions, at)
 
+    def keep_states(self, after: Iterable[int]) -> None:
+        """Keep the recurrent state (`states`) after so many of its present tokens, where batches end for that."""
+        for at in after:
+            if self._done < at <= len(self):
+                self.divide(at)
+                self.states_due.add(at)
+            elif at == self._done and at not in self.states and not self.dry:
+                self._keep_state()
+
+    def _keep_state(self) -> None:
+        with suppress(EngineError, MemoryError):  # without it more is decoded again
+            self.states[self._done] = self.context.state(self.seq_id)
+
+    def restore_states(self, states: Mapping[int, State]) -> None:
+        """Set the recurrent states after so many tokens, and go on from that after all of them."""
+        self.states = dict(states)
+        if not self.dry:
+            self.context.set_state(self.seq_id, self.position(len(self)), states[len(self)])
+
     @property
     def batch(self) -> int:
         """Number of pending tokens that may go into the next batch."""
@@ -407,10 +430,13 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         `alone`: it has tokens of no other sequence."""
         end = self._done + count
         if alone and self._done == self.batches.whole:
-            self.batches = self.batches._replace(whole=end - count % self.context.n_ubatch, end=end)
+            self.batches = self.batches._replace(whole=end - count % self.context.n_prefill, end=end)
             if end in self._divisions:
                 self.batches = self.batches._replace(cuts=(*self.batches.cuts, end), whole=end)
         self._done = end
+        if end in self.states_due:
+            self.states_due.remove(end)
+            self._keep_state()
         try:
             logits = [self.context.logits(index) for index in outputs]
         except EngineError as error:
@@ -432,9 +458,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         if length < self._done:
             if any(image.last > length for image in self._images):
                 raise EngineError("the rows of an image cannot be decoded again as tokens")
-            self.context.truncate(self.seq_id, self.position(length))
-            self._done, self._logits = length, None
-            self._cut_batches(length)
+            self._go_back(min((rows for rows in self.states if rows >= length), default=length))
 
     def check_intact(self) -> None:
         """Raise EngineError unless decoding can continue from the present K/V."""
@@ -523,7 +547,7 @@ class KVSequence(AbstractContextManager["KVSequence"]):
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits, self._divisions, self.batches = None, [], Batches()
+        self._logits, self._divisions, self.batches, self.states = None, [], Batches(), {}
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)
@@ -556,16 +580,23 @@ class KVSequence(AbstractContextManager["KVSequence"]):
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the sequence has {len(self)}")
         self._divisions = [at for at in self._divisions if at <= length]
-        at = self.position(length)
         if length < self._done:
-            if not self.dry:
-                self.context.truncate(self.seq_id, at)
-            self._done = length
-            self._cut_batches(length)
+            self._go_back(length)
         del self._tokens[length:]
         self._images = [image for image in self._images if image.last <= length]
         self.pieces = self._cut_pieces(length)
         self._logits = None
+
+    def _go_back(self, length: int) -> None:
+        """Drop the K/V of all but the first `length` tokens. Raises EngineError where that is not possible."""
+        at, state = self.position(length), self.states.get(length)
+        if state is not None and not self.dry:
+            self.context.set_state(self.seq_id, at, state)
+        elif not self.dry:
+            self.context.truncate(self.seq_id, at)
+        self._done, self._logits = length, None
+        self.states = {rows: state for rows, state in self.states.items() if rows <= length}
+        self._cut_batches(length)
 
     def next_logits(self) -> Task[Logits]:
         """Decode the pending tokens and return the logits after the last token, [n_vocab]. Raises EngineError if that

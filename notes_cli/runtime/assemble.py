@@ -57,10 +57,12 @@ def assemble_task(
     begun: KVSequence | None = None,
     counted: bool = False,
     runs: list[PlacedRun] | None = None,
+    states: Sequence[int] = (),
 ) -> Task[KVSequence]:
     """As `assemble`, as a task of a loop without growing the context, for a prompt that is rendered: tokens before a
     splice are decoded together with those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed
-    on failure. `runs`: of its texts after that prefix; each is taken out once it is placed, as its K/V takes memory."""
+    on failure. `runs`: of its texts after that prefix; each is taken out once it is placed, as its K/V takes memory.
+    `states`: numbers of tokens after which the recurrent state is kept (`KVSequence.states`)."""
     names = {placed.source.name for placed in runs or ()}
     by_name = {segment.name: segment for segment in prompt.segments}
     if prompt.splice:
@@ -74,6 +76,7 @@ def assemble_task(
     try:
         present, last = start, len(prompt.chunks) - 1
         for number, (chunk, ids) in enumerate(zip(prompt.chunks, prompt.tokens, strict=True)):
+            sequence.keep_states(states)
             # Many tokens pending before the question are decoded separately, few together with it, as where prompts
             # share that prefix (runtime/prefix_cache.py).
             if number == last and sequence.undivided > APART:
@@ -99,6 +102,7 @@ def assemble_task(
                 amend(sequence, segment, changed, prompt.method, partial(place_segment, workspace, **how))
             else:
                 yield from place_segment_task(workspace, sequence, segment, **how)
+        sequence.keep_states(states)
     except BaseException:
         sequence.close()
         raise

@@ -6,26 +6,32 @@ part. A few tokens before the first question are not reused either where decodin
 question about the same skill has bit-identical results to a separate run. An exact prompt goes on only after batches of
 its own prefill, and evicts other idle sequences. A salt separates tenants.
 
+A recurrent state exists after the last token only. So that a prompt can go on earlier, copies of it are kept while a
+prompt is prefilled (KVSequence.states), where others are likely to begin to differ (PrefixStore.states). Batches end
+there, in each prefill of the prompt alike.
+
 Evicted prefixes go to host memory (PrefixStore), with which a prompt may go on where it has more of its tokens than any
 live sequence. Rows are stored in blocks, a tree of them per salt: prefixes share the blocks of the tokens with which
-all of them begin. Without room for another block, the least recently used one is dropped. Rows are read without loss
-and restored at their positions, so they are the same bits as before.
+all of them begin. With recurrent layers a block ends where there is a state. Without room for another block, the least
+recently used one is dropped. Rows are read without loss and restored at their positions, so they are the same bits as
+before. The states of live sequences count as stored.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from notes_cli.engine.context import Context
+from notes_cli.engine.context import Context, State
 from notes_cli.engine.limits import available_memory
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import Identity, Media, Segment, Stored, Tokens
+from notes_cli.engine.segment import Identity, LayerRows, Media, Segment, Stored, Tokens, concatenate_rows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.assemble import APART
@@ -33,10 +39,14 @@ from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.prompt import Chunk
 
 BLOCK = 256  # tokens
 WORTH = 16  # a restore must save more tokens than this
 MOST = 8 << 30  # bytes by default, as for --cache-ram of llama-server
+STATE_EVERY = 1024  # tokens between kept states at least; a prompt has at most STATES of these
+STATES = 8
+MOST_STATES = 16  # of a sequence
 NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -44,10 +54,11 @@ NO_TOKENS = np.zeros(0, np.int32)
 class Block:
     """The K/V of some tokens, valid after those of its ancestors only."""
 
-    segment: Segment
+    segment: Segment  # without recurrent layers
     origins: Tokens  # of its tokens (runtime/prefix_cache.py)
     nbytes: int
     siblings: list[Block]  # all that follow the same tokens, itself among them
+    state: State | None = None  # of recurrent layers after its last token
     children: list[Block] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -77,9 +88,12 @@ class PrefixStore:
     """Blocks of at most `budget` bytes. Use it from the thread of the context."""
 
     def __init__(self, workspace: Workspace, budget: int) -> None:
-        self.budget, self.nbytes = budget, 0
+        self.budget, self.nbytes, self._workspace = budget, 0, workspace
+        self.keeps_states = self.recurrent and budget > 0 and workspace.context.supports("restore") is None
+        layers = [layer for layer in workspace.context.layers if layer.part == "state"] if self.keeps_states else []
+        self.state_size = sum(4 * (layer.n_embd_k + layer.n_embd_v) for layer in layers)  # bytes, without heads
+        self.live_states: dict[int, State] = {}  # of live sequences, by identity
         self.hits = self.restored = 0  # restored prefixes and their tokens
-        self._workspace = workspace
         self._identity: Identity | None = None  # of the context that all rows are from
         self._first: dict[str, list[Block]] = {}  # by salt
         self._blocks: dict[Block, None] = {}  # least recently used first, and each before its ancestors
@@ -92,6 +106,14 @@ class PrefixStore:
     @property
     def recurrent(self) -> bool:
         return self._workspace.model.recurrent
+
+    @property
+    def states_kept(self) -> int:
+        return len(self.live_states) + sum(block.state is not None for block in self._blocks)
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(state.nbytes for state in self.live_states.values())
 
     @property
     def _context(self) -> Context:
@@ -116,6 +138,16 @@ class PrefixStore:
             blocks = block.children if count == len(block) else []
         return path
 
+    def paths(self, tokens: Tokens, origins: Tokens, salt: str) -> Iterator[tuple[Tokens, Tokens]]:
+        """Yield tokens and origins of the blocks that a prompt begins with, and each block that may follow them."""
+        path = [block for block, _ in self.find(tokens, origins, salt)]
+        for block in path[-1].children if path else self._first.get(salt, []):
+            blocks = [*path, block]
+            yield (
+                np.concatenate([one.segment.tokens for one in blocks]),
+                np.concatenate([one.origins for one in blocks]),
+            )
+
     def sources(self, salt: str) -> list[Source]:
         """Return the prompts of a salt as sources of runs (token_runs.py): the blocks up to each one that none
         follows."""
@@ -137,7 +169,9 @@ class PrefixStore:
         unchanged."""
         begun, place = len(sequence), 0
         try:
-            for block, count in path:
+            if self.recurrent:
+                self._restore_states(sequence, [block for block, _ in path], length)
+            for block, count in [] if self.recurrent else path:
                 first, last = max(len(sequence) - place, 0), min(count, length - place)
                 if first < last:
                     sequence.splice(block.segment.slice(first, last))
@@ -151,6 +185,31 @@ class PrefixStore:
         if not sequence.dry:
             self.hits, self.restored = self.hits + 1, self.restored + len(sequence) - begun
 
+    def _restore_states(self, sequence: KVSequence, blocks: list[Block], length: int) -> None:
+        """Restore the first `length` tokens of these blocks, with all their states, in an empty sequence."""
+        ends = list(accumulate(map(len, blocks)))
+        blocks = blocks[: ends.index(length) + 1]
+        attention = iter(concatenate_rows([block.segment.layers for block in blocks]))
+        rows = [
+            LayerRows(layer.layer, _zeros(layer.n_embd_k), _zeros(layer.n_embd_v), "state")  # set below
+            if layer.part == "state"
+            else next(attention)
+            for layer in self._context.layers
+        ]
+        segments = [block.segment for block in blocks]
+        media = [
+            replace(image, first=image.first + end - len(segment), last=image.last + end - len(segment))
+            for end, segment in zip(ends, segments, strict=False)
+            for image in segment.media
+        ]
+        axes = None
+        if media and any(segment.axes is not None for segment in segments):
+            axes = np.concatenate([_absolute_axes(segment) for segment in segments])
+        tokens = np.concatenate([segment.tokens for segment in segments])
+        sequence.splice(replace(segments[0], tokens=tokens, layers=tuple(rows), media=tuple(media), axes=axes))
+        states = {end: block.state for end, block in zip(ends, blocks, strict=False)}
+        sequence.restore_states({end: state for end, state in states.items() if state is not None})
+
     def save(self, sequence: KVSequence, tokens: Tokens, origins: Tokens, salt: str) -> None:
         """Store the rows of a sequence with these tokens, as far as they can be read and the budget allows."""
         kept: list[Block] = []
@@ -162,13 +221,21 @@ class PrefixStore:
                 self.clear()
                 self._identity = identity
             siblings = self._first.setdefault(salt, [])
+            states = {**sequence.states, len(tokens): self._context.state(sequence.seq_id)} if self.recurrent else {}
+            whole: Segment | None = None  # with recurrent layers no part can be read
             for first, last in self._spans(sequence, len(tokens)):
                 span = tokens[first:last], origins[first:last]
                 if (block := self._covering(siblings, *span, final=last == len(tokens))) is None:
                     nbytes = lossless_bytes(self._context, last - first) + sum(part.nbytes for part in span)
-                    if not self._make_room(nbytes, kept):
+                    nbytes += states[last].nbytes if states else 0
+                    if not self.make_room(nbytes, kept):
                         break
-                    block = Block(self._read(sequence, first, last, span[0]), span[1].copy(), nbytes, siblings)
+                    if not self.recurrent:
+                        segment = self._read(sequence, first, last, span[0])
+                    else:
+                        whole = whole or self._read(sequence, 0, len(tokens), tokens)
+                        segment = _part(whole, first, last, sequence.position(first))
+                    block = Block(segment, span[1].copy(), nbytes, siblings, states.get(last))
                     self._add(block)
                 kept.append(block)
                 self._blocks[block] = self._blocks.pop(block)
@@ -179,8 +246,27 @@ class PrefixStore:
             self._use(kept)
             self._first = {salt: blocks for salt, blocks in self._first.items() if blocks}
 
+    def states(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return after how many tokens of a prompt the recurrent state is kept: before the first question, the last
+        answer, the last question and the next answer, and every STATE_EVERY tokens of a text between. They depend on
+        the prompt alone, so that a prefill has the same batches whatever is cached."""
+        if not self.keeps_states:
+            return ()
+        ends = list(accumulate(map(len, prompt.tokens)))
+        starts, last = [0, *ends[:-1]], prompt.chunks[-1]
+        asked = [start for start, chunk in zip(starts, prompt.chunks, strict=True) if chunk.kind == "question"]
+        opening = last.runs[-1:] if last.runs and last.runs[-1].special else ()  # of the answer
+        after = len(self._workspace.tokenize(Chunk("text", opening)))
+        texts = [start for start, chunk in zip(starts, prompt.chunks, strict=True) if chunk.kind != "splice"]
+        kept = {*asked[:1], *texts[-2:], ends[-1] - max(1, after)}
+        step = max(STATE_EVERY, -(-ends[-1] // STATES))
+        for first, end, chunk in zip(starts, ends, prompt.chunks, strict=True):
+            if chunk.kind != "splice":  # a skill has batches of its own
+                kept |= {*range(first + step, min(end, ends[-1] - step), step)}
+        return tuple(sorted(kept - {0}))
+
     def clear(self) -> None:
-        self._first, self._blocks, self.nbytes = {}, {}, 0
+        self._first, self._blocks, self.nbytes, self.live_states = {}, {}, 0, {}
 
     @property
     def _exact(self) -> bool:
@@ -192,9 +278,9 @@ class PrefixStore:
 
     def _spans(self, sequence: KVSequence, count: int) -> Iterator[tuple[int, int]]:
         """Yield the tokens [first, last) of each block. An image is a block of its own; a recurrent state is valid
-        with all tokens before it only."""
+        after the last token of its block only."""
         if self.recurrent:
-            yield 0, count
+            yield from pairwise(sorted({0, *sequence.states, count}))
             return
         images = sequence.images
         cuts = {*range(0, count, BLOCK), count, *(cut for image in images for cut in (image.first, image.last))}
@@ -206,10 +292,10 @@ class PrefixStore:
         found = (block for block in blocks if block.common(tokens, origins) == len(tokens))
         return next((block for block in found if longer or len(block) == len(tokens)), None)
 
-    def _make_room(self, nbytes: int, kept: list[Block]) -> bool:
+    def make_room(self, nbytes: int, kept: list[Block]) -> bool:
         """Drop the least recently used blocks, but none of `kept`, until there is room. Returns False if that is not
         enough."""
-        while self.nbytes + nbytes > self.budget:
+        while self.nbytes + self.live_bytes + nbytes > self.budget:
             block = next(iter(self._blocks), None)
             if block is None or block in kept:
                 return False
@@ -248,13 +334,35 @@ class PrefixStore:
             self._blocks[block] = self._blocks.pop(block)
 
 
+def _part(whole: Segment, first: int, last: int, base: int) -> Segment:
+    """Copy tokens [first, last) of a segment whose axes count from 0, without its recurrent layers."""
+    rows = tuple(layer.cut(slice(first, last)) for layer in whole.layers if layer.part != "state")
+    rows = tuple(replace(layer, k=layer.k.copy(), v=layer.v.copy()) for layer in rows)
+    media = [image for image in whole.media if first <= image.first < last]
+    return replace(
+        whole,
+        tokens=whole.tokens[first:last].copy(),
+        base=base,
+        layers=rows,
+        media=tuple(replace(image, first=image.first - first, last=image.last - first) for image in media),
+        axes=None if whole.axes is None else whole.axes[first:last] - base,
+    )
+
+
+def _zeros(columns: int) -> NDArray[np.float32]:
+    return np.zeros((1, columns), np.float32)
+
+
+def _absolute_axes(segment: Segment) -> NDArray[np.int32]:
+    """Return the positions of a segment's rows on three axes, [n, 3], from the start of its sequence."""
+    axes = np.arange(len(segment), dtype=np.int32)[:, None].repeat(3, 1) if segment.axes is None else segment.axes
+    return segment.base + axes
+
+
 def lossless_bytes(context: Context, count: int) -> int:
-    """Return the bytes of so many rows as they are read."""
-    size, total = 2 if context.lossless_type == "f16" else 4, 0
-    for layer in context.layers:
-        state = layer.part == "state"
-        total += (layer.n_embd_k + layer.n_embd_v) * (4 if state else size * count)
-    return total
+    """Return the bytes of so many rows of attention as they are read."""
+    size = 2 if context.lossless_type == "f16" else 4
+    return sum(size * count * (layer.n_embd_k + layer.n_embd_v) for layer in context.layers if layer.part != "state")
 
 
 def default_budget() -> int:
@@ -282,6 +390,7 @@ class Layout:
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill with an origin of its own
     skills: tuple[tuple[int, int], ...]  # and of each skill, also those that are decoded, in batches of their own
     prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
+    states: tuple[int, ...] = ()  # tokens after which a recurrent state is kept
     reuse: Reuse = "exact"
     compiled: tuple[Segment, ...] = ()  # compiled texts with runs of its tokens
 
@@ -311,10 +420,10 @@ class Layout:
         """Return where to continue so that all K/V, that of the first `length` tokens of the sequence included, is bit
         for bit that of a prefill of this prompt alone: where both begin a batch, after the same batches."""
         base, cuts, whole, _ = sequence.batches
-        size, asked = sequence.context.n_ubatch, self.asked
+        size, asked = sequence.context.n_prefill, self.asked
         ours = {end for span in self.skills for end in span if end <= asked}
         divided = asked - max(ours, default=0) > APART  # it ends a batch there (runtime/assemble.py)
-        ours |= {asked} if divided else set()
+        ours |= {asked, *self.states} if divided else {*self.states}
         theirs = {cut for cut in cuts if not any(start < cut < end for start, end in self.splices)}
         first, length = base, min(length, whole)
         for cut in sorted(cut for cut in ours | theirs if base < cut):
@@ -404,7 +513,8 @@ class PrefixCache:
                 prefix_only = place + len(ids) if by_name[chunk.name].prefix_only else prefix_only
             place += len(ids)
         tokens = np.concatenate(prompt.tokens).astype(np.int32)
-        return Layout(prompt, tokens, np.concatenate(origins), tuple(splices), tuple(skills), prefix_only)
+        states = self.store.states(prompt) if self.store else ()
+        return Layout(prompt, tokens, np.concatenate(origins), tuple(splices), tuple(skills), prefix_only, states)
 
     def _number(self, segment: Segment, how: int, edit: tuple[str, bytes] | None = None) -> int:
         """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or
@@ -435,15 +545,16 @@ class PrefixCache:
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
-            rows, state = cached.sequence.rows, None
+            rows, states, due = cached.sequence.rows, None, None
             context = cached.sequence.context
             if context.model.recurrent or context.drops:  # a window may lack rows before the last one
-                state = rows if rows == len(cached.sequence) else -1
-            usable = self._usable_length(layout, min(common, rows), state)
-            if layout.prompt.exact and usable != (begin := layout.begin_exactly(cached.sequence, usable)):
-                usable = 0 if state is not None else begin
+                states = {*cached.sequence.states, *([rows] if rows == len(cached.sequence) else [])}
+                due = [at for at in cached.sequence.states_due if at > rows]
+            usable = self._usable_length(layout, min(common, rows), states)
+            while layout.prompt.exact and usable > (begin := layout.begin_exactly(cached.sequence, usable)):
+                usable = begin if states is None else self._usable_length(layout, begin, states)
             if rows < common:
-                coming = max(coming, self._usable_length(layout, common, state))
+                coming = max(coming, self._usable_length(layout, common, due))
             if usable > length:
                 best, length = cached, usable
         _, stored = self._stored(layout, salt)
@@ -457,8 +568,21 @@ class PrefixCache:
             return [], 0
         most = len(layout) - 1
         path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, LOWEST_ORIGIN[layout.reuse])
-        length = sum(count for _, count in path)
-        return path, self._usable_length(layout, length, length if self.store.recurrent else None)
+        ends = list(accumulate(count for _, count in path))
+        return path, self._usable_length(layout, ends[-1] if ends else 0, ends if self.store.recurrent else None)
+
+    def difference(self, layout: Layout, salt: str) -> int | None:
+        """Return the index of the first token in which a prompt of a recurrent model differs from the most similar one
+        that is cached. None if that has no further tokens, or none in common."""
+        if self.store is None or not self.store.recurrent:
+            return None
+        cached = [(one.tokens, one.origins) for one in self.entries if one.salt == salt]
+        common, more = 0, False
+        for tokens, origins in (*cached, *self.store.paths(layout.tokens, layout.origins, salt)):
+            length = common_length(tokens, origins, layout.tokens, layout.origins, 0)
+            if length > common:
+                common, more = length, length < len(tokens)
+        return common if more and common < len(layout) else None
 
     def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
         """Append to the sequence the K/V that the store has of its prompt beyond its live prefix. Returns the length of
@@ -469,12 +593,12 @@ class PrefixCache:
             sequence.pieces = layout.live(len(sequence))
         return len(sequence)
 
-    def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
-        """Reduce a common length to one at which the prompt can continue. `state`: the only length at which a recurrent
-        state exists; None for other models."""
-        if state is not None:
-            inside = any(first < length < last for first, last in layout.splices)
-            return length if length == state and length >= layout.prefix_only and not inside else 0
+    def _usable_length(self, layout: Layout, length: int, states: Iterable[int] | None) -> int:
+        """Reduce a common length to one at which the prompt can continue. `states`: the lengths at which recurrent
+        states exist; None for other models."""
+        if states is not None:
+            usable = (at for at in states if layout.prefix_only <= at <= length)
+            return max((at for at in usable if not any(first < at < last for first, last in layout.splices)), default=0)
         for first, last in layout.splices:
             if first < length < last:
                 length = first
@@ -608,6 +732,20 @@ class PrefixCache:
                 self.drop(cached)
             return True
         return False
+
+    def bound_states(self) -> None:
+        """Keep the states of live sequences within half the budget of the store, which drops blocks for them: drop
+        states of the sequence with the most of them, last the first one, after its system text, and the last one."""
+        if self.store is None or not self.store.keeps_states:
+            return
+        entries = sorted(self.entries, key=lambda cached: (not cached.idle, cached.used))
+        while True:
+            self.store.live_states = {id(state): state for one in entries for state in one.sequence.states.values()}
+            states = max((one.sequence.states for one in entries), key=len, default={})
+            if len(states) <= MOST_STATES and self.store.live_bytes <= self.store.budget // 2:
+                self.store.make_room(0, [])
+                return
+            del states[sorted(states)[1 if len(states) > 2 else 0]]
 
     def evict_beyond(self, number: int) -> None:
         """Evict idle sequences until so many are left."""

@@ -188,13 +188,15 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Prefilled:
     """A decoded prompt: its tokens by origin, its pieces, and its settings. `saved`: seconds that a prefill of the
-    spliced tokens took on this machine when they were compiled; None if unknown. `seconds`: since the request began."""
+    spliced tokens took on this machine when they were compiled; None if unknown. `seconds`: since the request began.
+    `missed`: where a server stopped continuing a cached prompt, and why; empty if it did not, or that is not known."""
 
     counts: Counts
     pieces: tuple[Piece, ...]
     settings: Settings
     saved: float | None
     seconds: float = 0.0
+    missed: str = ""
 
     def __repr__(self) -> str:
         counts = self.counts

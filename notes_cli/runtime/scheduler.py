@@ -59,6 +59,7 @@ class Job(Generic[T]):
     sequence: KVSequence | None = None  # begins with a cached prefix of `live` tokens
     runs: list[PlacedRun] = field(default_factory=list)  # of its prompt after that prefix
     live: int = 0
+    difference: int | None = None  # first token of its prompt that the most similar cached one does not have
     prefix: CachedPrefix | None = None
     reservations: list[Reservation] = field(default_factory=list)
     awaited: Sequence[KVSequence] = ()  # whose tokens its task needs decoded
@@ -133,7 +134,10 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         for job in [job for job in (*self.running, *self.waiting) if job.cancelled]:
             self._drop(job)
         self._admit()
-        return bool(self.running) and self._decode(self._blocked())
+        decoded = bool(self.running) and self._decode(self._blocked())
+        if self.parallel:
+            self.prefixes.bound_states()
+        return decoded
 
     def fail(self, job: Job[T], error: NotesError) -> None:
         """Raise an error in the task of a job, which ends it."""
@@ -221,6 +225,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
                 return False
             if layout.prompt.exact and not self.running:
                 self.prefixes.make_exact(cached if length else None)
+            job.difference = self.prefixes.difference(layout, job.salt)
             layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)

@@ -65,16 +65,18 @@ def explain(state: ServerState, ready: PreparedRequest) -> dict[str, object]:
         return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": notices}
     assert layout is not None
     cached, length, _ = state.scheduler.prefixes.find(layout, salt)
+    difference = state.scheduler.prefixes.difference(layout, salt)
     layout, runs = state.scheduler.prefixes.plan(state.workspace, layout, salt, cached, length, dry=True)
     if cached and length:
         sequence = state.scheduler.prefixes.begin(cached, length, layout, dry=True)
     else:
         sequence = state.workspace.sequence(dry=True)
     live = state.scheduler.prefixes.restore(sequence, layout, salt)
+    missed = _missed(difference, live)
     runs = [placed for placed in runs if placed.run.first >= live]
     run(assemble_task(state.workspace, prepared.prompt, dry=True, begun=sequence, runs=runs))
     counts = replace(Counts.of(sequence), shared=live)
-    return explanation(sequence.pieces, asdict(counts), notices)
+    return explanation(sequence.pieces, asdict(counts), [*notices, *([missed] if missed else [])])
 
 
 def job_of(state: ServerState, job: ServerJob) -> Job[None]:
@@ -135,7 +137,11 @@ def _answer(state: ServerState, job: ServerJob, work: Job[None], ready: Prepared
     try:
         _emit_notices(job, ready)
         yield from assemble_task(
-            state.workspace, prepared.prompt, begun=sequence, counted=not prepared.prompt.is_raw, runs=work.runs
+            *(state.workspace, prepared.prompt),
+            begun=sequence,
+            counted=not prepared.prompt.is_raw,
+            runs=work.runs,
+            states=work.layout.states if work.layout else (),
         )
         prefilled = yield from prefill_task(state.workspace, prepared, sequence, callbacks, shared=work.live)
         if state.learned and work.layout is not None:
@@ -222,7 +228,8 @@ def _emit(state: ServerState, job: ServerJob, event: Event, live: int = 0) -> No
     """Pass an event on. `live`: tokens found in the prefix cache."""
     if isinstance(event, Prefilled):
         live += sum(piece.tokens for piece in event.pieces if piece.reason is Reason.RESTORED_SESSION)
-        event = replace(event, seconds=time.perf_counter() - job.arrived)
+        missed = _missed(job.work.difference if job.work else None, live)
+        event = replace(event, seconds=time.perf_counter() - job.arrived, missed=missed)
         state.metrics.decoded += event.counts.decoded
         state.metrics.spliced += event.counts.total - event.counts.decoded - live
         state.metrics.live += live
@@ -230,6 +237,15 @@ def _emit(state: ServerState, job: ServerJob, event: Event, live: int = 0) -> No
     elif isinstance(event, Answer):
         state.metrics.generated += event.tokens + event.reasoning
     job.on_event(event)
+
+
+def _missed(difference: int | None, live: int) -> str:
+    """Describe why a prompt of a recurrent model does not continue more of a cached one. The tokens are not shown: they
+    may be another client's."""
+    if difference is None:
+        return ""
+    state = f"the last state before it was kept after {live:,}" if live else "no state was kept before it"
+    return f"token {difference + 1:,} differs, {state}"
 
 
 def _join(tasks: Sequence[Task[None]]) -> Task[None]:

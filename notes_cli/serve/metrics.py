@@ -116,6 +116,7 @@ def counts_of(replies: Sequence[Reply]) -> str:
     counts = usage(replies)
     first = round(1000 * min(prefill.seconds for prefill in prefills))
     reused = counts["prompt_tokens_details"]["cached_tokens"]
-    text = f"prompt {counts['prompt_tokens']:,} tokens ({reused:,} reused, {first:,} ms)"
+    missed = "".join(f"; {prefill.missed}" for prefill in prefills if prefill.missed)
+    text = f"prompt {counts['prompt_tokens']:,} tokens ({reused:,} reused, {first:,} ms{missed})"
     done = sum(len(reply.done) for reply in replies) == sum(reply.request.answers for reply in replies)
     return f"{text}, answer {counts['completion_tokens']:,}, " if done else f"{text}, answer cut off, "

@@ -465,6 +465,7 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
         layout = state.scheduler.prefixes.layout(asked.prompt)
         other = state.scheduler.prefixes.layout(rendered(workspace, replace(asked.prompt, question=chat.shared)))
         boundary = layout.begin(common_prefix(layout.tokens, other.tokens))
+        layout = replace(layout, states=())  # it has the batches of `notes ask`
         layout, boundary = (layout, boundary) if boundary else (None, None)
     more: dict[str, Any] = {"layout": layout, "boundary": boundary, "lookahead": lookahead}
     return PreparedRequest(chat, request, tokens, _first_tokens(request, max_new), notices, asked, **more)

@@ -56,6 +56,7 @@ class Reply:
             self._notices.append(str(event))
         elif isinstance(event, Prefilled):
             self.prefill = event
+            self._notices += [event.missed] if event.missed else []
         elif isinstance(event, Text):
             self._deltas.setdefault(event.index, []).append(event)
         else:

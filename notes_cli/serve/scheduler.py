@@ -201,8 +201,9 @@ class DecodeThread:
             "cells_promised": self.budget.promised,
             "sequences_free": context.n_free,
             "prefixes_idle": sum(1 for _ in self.prefixes.idle_prefixes()),
-            "cache_ram_bytes": store.nbytes if store else 0,
+            "cache_ram_bytes": store.nbytes + store.live_bytes if store else 0,
             "cache_ram_blocks": store.count if store else 0,
+            "cache_ram_states": store.states_kept if store else 0,
         }
 
     def _run(self) -> None:

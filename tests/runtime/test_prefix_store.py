@@ -21,7 +21,7 @@ from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.compile import MOVES, compile_skill
-from notes_cli.runtime.prefix_cache import BLOCK, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
+from notes_cli.runtime.prefix_cache import BLOCK, MOST_STATES, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
 from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TextIndex, Texts
@@ -85,7 +85,8 @@ class Cached:
         blocks = list(self.store._blocks)
         rows = [part for block in blocks for layer in block.segment.layers for part in (layer.k, layer.v)]
         ids = [part for block in blocks for part in (block.segment.tokens, block.origins)]
-        assert sum(part.nbytes for part in (*rows, *ids)) == self.store.nbytes <= self.store.budget
+        states = [block.state for block in blocks if block.state is not None]
+        assert sum(part.nbytes for part in (*rows, *ids, *states)) == self.store.nbytes <= self.store.budget
         assert all(block in block.siblings for block in blocks)
 
 
@@ -660,3 +661,49 @@ def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace,
         found = sequence.logits()
         assert near or np.allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
     sequence.close()
+
+
+def kept(cached: Cached, after: list[int]) -> CachedPrefix:
+    """TEXT as an idle prefix with recurrent states after so many tokens."""
+    sequence = cached.workspace.sequence()
+    entry = cached.cache.add(sequence, raw(cached, TEXT), "")
+    sequence.append(TEXT)
+    sequence.keep_states(after)
+    sequence.flush()
+    cached.cache.set_idle(entry)
+    return entry
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+@pytest.mark.parametrize("evicted", [False, True])
+def test_a_prompt_goes_on_at_a_kept_state(make_model: MakeModel, home: Path, kind: str, evicted: bool) -> None:
+    """With the logits of a prefill that ends a batch there; also from the store, in blocks that end at the states."""
+    with Workspace(make_model(kind), ContextOptions(n_ctx=4096, n_threads=1)) as workspace:
+        cached = Cached(workspace)
+        kept(cached, [100, 300, 500])
+        if evicted:
+            cached.evict_all()
+            assert [len(block) for block in reversed(cached.store._blocks)] == [100, 200, 200, len(TEXT) - 500]
+        for common, state in ((99, 0), (499, 300), (500, 500)):
+            prompt = joined(TEXT[:common], QUESTION)
+            logits, reused = cached.prefill(prompt)
+            assert reused == state
+            with workspace.sequence() as fresh:
+                fresh.append(prompt)
+                fresh.keep_states([100, 300, 500])
+                assert np.array_equal(fresh.logits(), logits)
+            cached.check()
+
+
+def test_states_are_bounded(make_model: MakeModel, home: Path) -> None:
+    """The states of live sequences take half of the memory at most; the first and the last one are dropped last."""
+    with Workspace(make_model("lfm2"), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
+        cached = Cached(workspace)
+        states = kept(cached, list(range(20, 600, 20))).sequence.states
+        cached.cache.bound_states()
+        assert len(states) == MOST_STATES and {20, 580} <= states.keys() and min(states.keys() - {20}) > 280
+        size = cached.store.live_bytes // MOST_STATES
+        for budget, left in ((7 * size, {20, 560, 580}), (2 * size, {580}), (0, set())):
+            cached.store.budget = budget
+            cached.cache.bound_states()
+            assert states.keys() == left
