@@ -17,7 +17,6 @@ from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run, skill_batches
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Prompt, rendered
-from notes_cli.runtime.resolve import RUN_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.names import name_of
 
@@ -124,8 +123,8 @@ def append_text(
     name: str = "",
 ) -> Task[None]:
     """Append a text, as a task of the scheduler. The K/V of its runs is placed, the rest is decoded, and so are the
-    first RUN_SEAM tokens of a run that does not continue the run before, among them the first token of a prompt, an
-    attention sink, whose K/V is of no use elsewhere. The runs are taken out of the list."""
+    first tokens of a run that does not continue the run before (`Source.seam`), among them the first token of a prompt,
+    an attention sink, whose K/V is of no use elsewhere. The runs are taken out of the list."""
     while len(tokens):
         ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
         sequence.append(tokens[:ahead], kind, name)
@@ -137,7 +136,7 @@ def append_text(
         position = sequence.position(len(sequence))
         before = sequence.pieces[-1] if sequence.pieces else None
         continued = before is not None and before.reason is Reason.NEAR and before.moved == position - base
-        seam = 0 if continued else RUN_SEAM
+        seam = 0 if continued else placed.source.seam
         if seam < count and placed.refusal(workspace, position) is None:
             with suppress(NotesError):  # a damaged file
                 layers = [] if sequence.dry else placed.rows(seam)

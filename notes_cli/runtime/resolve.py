@@ -298,7 +298,8 @@ def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset
 # Settings where the request names none.
 
 # Measured on tiny models (docs/findings.md).
-RUN_SEAM = 48  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
+RUN_SEAM = 16  # tokens recomputed at the start of a run (runtime/token_runs.py; docs/serving.md)
+APART_SEAM = 48  # likewise, of a tool or a block that was computed without those before it
 DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 

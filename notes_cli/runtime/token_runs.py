@@ -23,13 +23,15 @@ from notes_cli.engine.segment import LayerRows, Segment, Stored, Tokens, concate
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import MOVES
+from notes_cli.runtime.resolve import APART_SEAM, RUN_SEAM
 from notes_cli.runtime.workspace import Workspace
 
 SKIPPED = 2  # tokens at the beginning of a text, compared as bytes: the text before it may change how it is tokenized
 WINDOW = 32  # tokens after them by which the text is found
-SHORTEST = 64  # fewest tokens of a run
+SHORTEST = 48  # fewest tokens of a run
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
+ALIKE = 0.25  # of a run's windows that are before it, too
 _UNUSABLE = -1  # instead of a token
 
 
@@ -139,6 +141,17 @@ class TextIndex:
         return b"".join(self._model.token_bytes(int(token), special=True) for token in tokens)
 
 
+def resembles_earlier(tokens: Tokens, run: TokenRun) -> bool:
+    """Return True if much of a run is before it, too: it may be another version of a text. Answers about the two need
+    the K/V of a version that has seen the other."""
+    if run.first < WINDOW:
+        return False
+    earlier, own = (
+        _hashes(sliding_window_view(part, WINDOW)) for part in (tokens[: run.first], tokens[run.first : run.last])
+    )
+    return bool(np.isin(own, earlier).mean() > ALIKE)
+
+
 def _within_word(before: bytes, text: bytes) -> bool:
     """Return True if a text continues a word or a number."""
     return all(end.isalnum() or end > b"\x7f" for end in (before[-1:], text[:1]))
@@ -168,6 +181,7 @@ class Source:
     texts: Texts
     origins: Tokens
     holder: Sequence[Segment] | KVSequence
+    seam: int = RUN_SEAM
     used: bool = False
     _read: dict[int, Sequence[LayerRows]] = field(default_factory=dict)
 
@@ -175,7 +189,8 @@ class Source:
     def of_compiled(cls, segment: Segment) -> Source:
         """Make a source of a compiled text."""
         texts = Texts(segment.tokens, segment.blocks or segment.parts or (0,), chained=bool(segment.parts))
-        return cls(texts, np.full(len(segment), COMPILED_RUN, np.int32), [segment])
+        origins = np.full(len(segment), COMPILED_RUN, np.int32)
+        return cls(texts, origins, [segment], APART_SEAM if segment.blocks else RUN_SEAM)
 
     @classmethod
     def of_prompt(

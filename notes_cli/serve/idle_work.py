@@ -45,6 +45,8 @@ class IdleWork:
                     raise EngineError(f"there is no memory for {job.tokens} more tokens")
         except Exception as error:
             self.learned.clear()
+            for prefix in prefixes.entries:
+                prefix.layout = None
             output.say(f"nothing is learned from the prompts so far: {error}")
             return False
         self.job = job

@@ -43,7 +43,7 @@ from notes_cli.library.segment_files import LEARNED, mark_use, segment_files
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefix_cache import Layout, Reuse, lossless_bytes
 from notes_cli.runtime.scheduler import Job
-from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, Texts, common_prefix
+from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, Texts, common_prefix, resembles_earlier
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.messages import Conversation, Message, TextPart
 
@@ -77,8 +77,9 @@ class Block:
     """Tokens that recur. `segment`: its first tokens with their K/V in memory; `path`: the file with that of all."""
 
     tokens: Tokens
-    parts: tuple[int, ...]  # their first tokens; between two of them something was left out
+    parts: tuple[int, ...]  # the first tokens of those that were computed after each other; none of a single tool
     salt: str
+    tools: bool  # a tool or a set of them, not a text
     of_system: bool  # of the system text or the tools: learned at once, and kept on disk
     prompts: int = 1  # that had it
     saved: float = 0  # tokens that were placed, not decoded
@@ -211,21 +212,27 @@ class LearnedBlocks:
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
                 found, left = peek(path), workspace.left_context
                 if found.identity == workspace.identity and np.array_equal(found.context, left):
-                    self._add(Block(found.tokens, found.parts or (0,), "", of_system=True, path=path))
+                    tools = next(_objects(found.text.encode()), None) is not None
+                    self._add(Block(found.tokens, found.parts, "", tools, of_system=True, path=path))
 
     # In any thread.
 
     def with_runs(self, layout: Layout, salt: str) -> tuple[Segment, ...]:
-        """Return the learned blocks that share runs of tokens with a prompt, if its mode of reuse takes them."""
+        """Return the learned blocks that share runs of tokens with a prompt, if its mode of reuse takes them. Texts
+        that resemble what is above them are left out."""
         if layout.reuse not in LEARNING:
             return ()
         with self._lock:
             blocks = self._blocks.get(salt, [])
             if blocks and salt not in self._indexes:
-                texts = [Texts(block.tokens, block.parts, chained=True) for block in blocks]
+                texts = [Texts(block.tokens, block.parts or (0,), chained=bool(block.parts)) for block in blocks]
                 self._indexes[salt] = TextIndex(self._workspace.model, texts)
             index, blocks = self._indexes.get(salt), [*blocks]
-        numbers = dict.fromkeys(run.source for run in index.runs(layout.tokens, layout.texts)) if index else {}
+        runs = index.runs(layout.tokens, layout.texts) if index else []
+        versions = {
+            run.source for run in runs if not blocks[run.source].tools and resembles_earlier(layout.tokens, run)
+        }
+        numbers = dict.fromkeys(run.source for run in runs if run.source not in versions)
         found = [self._opened(blocks[number]) for number in numbers]
         return tuple(segment for segment in found if segment is not None)
 
@@ -327,7 +334,8 @@ class LearnedBlocks:
             for (items, parts), of_system in found:
                 begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
                 rows = np.concatenate([np.arange(*part) for part in parts])
-                block = Block(layout.tokens[rows], begins, salt, of_system)
+                block = Block(layout.tokens[rows], begins, salt, bool(items), of_system)
+                block.parts = () if len(items) == 1 else begins
                 known = [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
                 known += [] if items[1:] else [int(np.count_nonzero(layout.origins[rows] < 0))]
                 windows = sliding_window_view(block.tokens[SKIPPED:], WINDOW)
@@ -367,8 +375,9 @@ class LearnedBlocks:
     def _keep(self, block: Block, layers: Sequence[LayerRows]) -> None:
         """Keep the K/V of a block's first tokens."""
         workspace, tokens = self._workspace, block.tokens[: len(layers[0].k)]
-        left, text, parts = workspace.left_context, workspace.model.text(tokens), block.parts[1:] and block.parts
-        segment = Segment(block.name, "", text, tokens, len(left), left, (), workspace.identity, layers, parts=parts)
+        left, text = workspace.left_context, workspace.model.text(tokens)
+        how: dict[str, Any] = {"parts": block.parts} if block.parts else {"blocks": (0,), "moves": (0,)}
+        segment = Segment(block.name, "", text, tokens, len(left), left, (), workspace.identity, layers, **how)
         block.segment = segment
         if block.complete and self._on_disk(block):
             self._writer.submit(self._write, block, segment)

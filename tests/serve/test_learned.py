@@ -147,6 +147,18 @@ def test_a_set_of_tools_is_one_block_and_single_tools_are_for_others(served: Ser
     assert placed(*list(tools.values())[:3], new) == [5, 5]
 
 
+def test_a_text_below_another_version_of_it_is_decoded(served: Served) -> None:
+    """In an earlier message or the same one. Below another text, it is placed."""
+    old, new = part("sofa", 20), part("sofa", 20).replace("within 65 days", "within 70 days")
+    for text in (old, new):
+        for status in ("one", "two"):
+            ask(served, (), status, question=text)
+    wait(served)
+    for above, share in ((old, 0.4), (part("lamp", 20), 0.4), ("", 0.6)):
+        found = ask(served, (), "three", question=f"{above}\n\n{new}")
+        assert (found["near"] > share * found["total"]) is (above != old), above
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_question_is_learned_the_second_time_and_stays_in_memory(home: Path, restart: bool) -> None:
     """System texts are in files, and there after a restart; what a user writes is not."""
@@ -361,7 +373,7 @@ def test_parts_are_placed_only_after_all_parts_before_them(served: Served) -> No
 
 
 def test_nothing_is_learned_where_it_is_off(home: Path) -> None:
-    with started(home, Options(), CONTEXT) as served:
+    with started(home, Options(reuse="compiled"), CONTEXT) as served:
         ask(served, THINGS[:3])
         assert served.scheduler.state.learned is None
         assert ask(served, THINGS[:3], "dirty")["near"] == 0
