@@ -183,8 +183,11 @@ class Service:
         tokens = reader.take("tokens", "a list of tokens", lambda value: isinstance(value, list), list[int]())
         reader.end()
         model = self.scheduler.workspace.model
-        if not all(isinstance(token, int) and 0 <= token < model.n_vocab for token in tokens):
-            raise reader.wrong("tokens", f"a list of tokens from 0 to {model.n_vocab - 1:,}", tokens)
+        known = all(isinstance(token, int) and 0 <= token < model.n_vocab for token in tokens)
+        if not known or len(tokens) > COUNTED:
+            raise reader.wrong(
+                "tokens", f"a list of at most {COUNTED:,} tokens, from 0 to {model.n_vocab - 1:,}", tokens
+            )
         return JSONResponse({"content": await self._prepare(lambda: model.text(tokens, special=True), request)})
 
     async def apply_template(self, request: Request) -> Response:
@@ -226,7 +229,7 @@ class Service:
     async def native(self, request: Request) -> ASGIApp:
         """Complete a prompt as llama-server does, or the text between two."""
         self._check()
-        infill = partial(parse_infill, self.scheduler.workspace.model)
+        infill = partial(parse_infill, self.scheduler.workspace)
         chats, fields = await self._parse(request, infill if request.url.path == "/infill" else parse_native)
         origin, answers = origin_of(request, self.options), chats[0].answers
         replies = [
@@ -302,7 +305,7 @@ class Service:
     async def ollama(self, request: Request) -> ASGIApp:
         generated = request.url.path == "/api/generate"
 
-        generate = partial(parse_generate, lambda *texts: infill_tokens(self.scheduler.workspace.model, *texts))
+        generate = partial(parse_generate, lambda *texts: infill_tokens(self.scheduler.workspace, *texts))
         chat = await self._parse(request, generate if generated else parse_ollama_chat)
         if chat is None:
             return JSONResponse(loaded(self.scheduler.names[0], generated))
@@ -372,7 +375,7 @@ class Service:
         new = [key for key in replies[0].request.ignored if key not in self._ignored]
         if new and len(self._ignored) < LOGGED:  # clients may name any key
             self._ignored.update(new)
-            output.say(f"ignored: {', '.join(new)}")
+            output.say(f"ignored: {repr(', '.join(new))[1:-1]}")  # without control characters
         return await respond(request, self.scheduler, replies, join)
 
     async def _prepare(self, function: Callable[[], T], request: Request | None = None) -> T:

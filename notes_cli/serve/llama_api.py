@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 from notes_cli import __version__
-from notes_cli.engine.model import Model
 from notes_cli.engine.sampler import RANGES, SamplerOptions
 from notes_cli.runtime.request import Answer, Text, Token
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import IGNORED, ChatRequest, Reader, parse_completion, readers
 from notes_cli.serve.prepare import ServerState
 from notes_cli.serve.refusals import Refused, renaming
@@ -46,24 +46,30 @@ def parse_native(data: Any, *, forms: bool = True) -> tuple[list[ChatRequest], t
     return [replace(chat, ignored=(*chat.ignored, *ignored)) for chat in chats], fields
 
 
-def parse_infill(model: Model, data: Any, *, forms: bool = True) -> tuple[list[ChatRequest], tuple[str, ...]]:
+def parse_infill(workspace: Workspace, data: Any, *, forms: bool = True) -> tuple[list[ChatRequest], tuple[str, ...]]:
     """Parse a request of /infill. `forms`: as in parse_chat. Raises Refused, also for a model that has no tokens for
     the text between two."""
     reader = Reader(data)
     prefix, suffix, begun = (reader.text(key) for key in ("input_prefix", "input_suffix", "prompt"))
     extra = readers(reader.any("input_extra") or [], "input_extra", f"a list of {FILES} files at most")[-FILES:]
     files = [(file.text("filename"), file.text("text")) for file in extra]
-    return parse_native({**reader.rest(), "prompt": infill_tokens(model, prefix, suffix, begun, files)}, forms=forms)
+    return parse_native(
+        {**reader.rest(), "prompt": infill_tokens(workspace, prefix, suffix, begun, files)}, forms=forms
+    )
 
 
 def infill_tokens(
-    model: Model, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
+    workspace: Workspace, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
 ) -> list[int]:
     """Return the tokens of a prompt for the text between `prefix` and `suffix`, which begins with `begun`. `files`:
-    names and texts of others. Raises Refused for a model that has no tokens for that."""
+    names and texts of others. Raises Refused for a model that has no tokens for that, ContextLengthError for texts that
+    do not fit the context."""
+    model = workspace.model
     pre, suf, mid, sep = map(model.infill_token, ("pre", "suf", "mid", "sep"))
     if pre is None or suf is None or mid is None:
         raise Refused(501, f"{model.name} has no tokens for the text between two (infill, suffix)", code="no_infill")
+
+    workspace.check_text("".join((prefix, suffix, begun, *(text for _, text in files))))
 
     def ids(text: str) -> list[int]:
         return [int(token) for token in model.tokenize(text)]

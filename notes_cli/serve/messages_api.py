@@ -140,8 +140,8 @@ def _tools(data: Any) -> tuple[list[Json], list[str]]:
         if kind != "custom":
             skipped.append(f"tools of the type {kind[:40]!r}")
             continue
-        function = {"name": reader.needed("name"), "parameters": reader.any("input_schema")}
-        tools.append({"type": "function", "function": {**function, "description": reader.text("description")}})
+        named = {"name": reader.needed("name"), "description": reader.text("description")}
+        tools.append({"type": "function", "function": {**named, "parameters": reader.any("input_schema")}})
     return tools, skipped
 
 

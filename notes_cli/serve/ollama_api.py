@@ -23,6 +23,7 @@ from notes_cli.text.messages import ToolCall
 SAMPLING = {"seed", "stop", *RANGES}  # of `options`
 NAMES = {"max_tokens": "options.num_predict", "response_format": "format", "prompt": "prompt"}  # of keys, in errors
 NAMES |= {key: f"options.{key}" for key in SAMPLING}
+MOST_IMAGES = 64  # of a message
 BILLION = 1_000_000_000  # nanoseconds in a second, parameters in a B
 FOREVER = "2100-01-01T00:00:00Z"  # when the model is unloaded
 
@@ -94,27 +95,26 @@ def _whole(value: object) -> object:
 
 
 def _messages(data: Sequence[Reader]) -> list[Json]:
+    """Convert messages to those of a chat. A result has the name of its tool, seldom the id of its call."""
     messages: list[Json] = []
-    waiting: list[Json] = []  # calls without a result yet: a result has the tool's name, seldom an id
+    waiting: list[tuple[str, str]] = []  # id and tool of calls without a result yet
     for number, reader in enumerate(data):
         content, images, name = reader.text("content"), reader.any("images"), reader.text("tool_name")
         message: Json = {"role": reader.needed("role"), "content": content}
         for call in readers(reader.any("tool_calls") or [], reader.name("tool_calls"), "a list"):
-            identity = call.text("id") or f"call{number:03d}{len(waiting):02d}"
-            waiting.append({"id": identity, "type": "function", "function": call.any("function")})
-            message.setdefault("tool_calls", []).append(waiting[-1])
+            identity, function = call.text("id") or f"call{number:03d}{len(waiting):02d}", call.inner("function")
+            waiting.append((identity, function.text("name")))
+            called = {"name": waiting[-1][1], "arguments": function.any("arguments")}
+            message.setdefault("tool_calls", []).append({"id": identity, "type": "function", "function": called})
         if message["role"] == "tool":
-            named = [call for call in waiting if name and Reader(call["function"]).any("name") == name]
-            call_of = (named or waiting or [{"id": ""}])[0]
-            waiting = [call for call in waiting if call is not call_of]
-            message["tool_call_id"] = reader.text("tool_call_id") or call_of["id"]
+            answered = next((call for call in waiting if call[1] == name), (waiting or [("", "")])[0])
+            waiting = [call for call in waiting if call is not answered]
+            message["tool_call_id"] = reader.text("tool_call_id") or answered[0]
         if images:
-            urls = [
-                f"data:image;base64,{data}" for data in Reader({"images": images}, reader.where).texts("images", 64)
-            ]
+            encoded = Reader({"images": images}, reader.where).texts("images", MOST_IMAGES)
+            urls = [{"url": f"data:image;base64,{data}"} for data in encoded]
             texts = [{"type": "text", "text": content}] if content else []
-            pictures = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-            message["content"] = [*pictures, *texts]
+            message["content"] = [*({"type": "image_url", "image_url": url} for url in urls), *texts]
         messages.append(message)
     return messages
 

@@ -252,12 +252,15 @@ def coder(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def test_the_text_between_two(coder: Served) -> None:
     """By llama-server's route and by Ollama's suffix; what looks like a token in the texts is text."""
-    model = coder.scheduler.workspace.model
+    workspace = coder.scheduler.workspace
+    model = workspace.model
     pre, suf, mid = (model.tokenize(name, special=True).tolist() for name in FIM)
     ids = [model.tokenize(text).tolist() for text in ("a", FIM[0], "x", "f\ny")]
-    tokens = infill_tokens(model, "a", FIM[0], "x", [("f", "y")])
+    tokens = infill_tokens(workspace, "a", FIM[0], "x", [("f", "y")])
     assert tokens[tokens.index(pre[0]) :] == [*pre, *ids[0], *suf, *ids[1], *mid, *ids[2]] and len(ids[1]) > 1
-    wanted = post(coder, "/v1/completions", prompt=infill_tokens(model, "a", "b"), max_tokens=5)["choices"][0]["text"]
+    wanted = post(coder, "/v1/completions", prompt=infill_tokens(workspace, "a", "b"), max_tokens=5)["choices"][0][
+        "text"
+    ]
     assert post(coder, "/infill", input_prefix="a", input_suffix="b", n_predict=5)["content"] == wanted
     body = {"prompt": "a", "suffix": "b", "stream": False, "options": {"num_predict": 5}}
     assert post(coder, "/api/generate", **body)["response"] == wanted
@@ -314,6 +317,17 @@ def test_keys_of_other_engines(given: Json, same: Json) -> None:
     assert (found.options, found.messages) == (wanted.options, wanted.messages)
     assert found.notes.cache_salt == wanted.notes.cache_salt
     assert not {"num_ctx", "ttl", "options"} & given.keys() - set(found.ignored)
+
+
+def test_a_tool_is_the_same_in_all_apis() -> None:
+    """Also in the order of its keys: else their prompts share no prefix."""
+    function = {"name": "look", "description": "Looks.", "parameters": PARAMETERS}
+    tool = {"type": "function", "function": function}
+    anthropic = {"name": "look", "input_schema": PARAMETERS, "description": "Looks."}
+    chats = [parse_chat({"messages": [ASK], "tools": [tool]}), of_ollama({"messages": [ASK], "tools": [tool]})]
+    chats += [parse_messages({"messages": [ASK], "tools": [anthropic]})]
+    chats += [parse_responses({"input": "x", "tools": [{"type": "function", **function}]}, list).chat]
+    assert len({json.dumps(chat.tools) for chat in chats}) == 1
 
 
 def test_history_that_others_ran() -> None:
