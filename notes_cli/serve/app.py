@@ -191,12 +191,10 @@ class Service:
         return JSONResponse({"content": await self._prepare(lambda: model.text(tokens, special=True), request)})
 
     async def apply_template(self, request: Request) -> Response:
-        """Return the text of a prompt without its BOS, which /completion adds."""
         chat = self._with_defaults(request, await self._parse(request, parse_chat))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
-        model, layout = self.scheduler.workspace.model, prepared.layout
-        tokens = [] if layout is None else layout.tokens.tolist()
-        return JSONResponse({"prompt": model.text(tokens[tokens[:1] == [model.bos] :], special=True)})
+        tokens = prepared.layout.tokens.tolist() if prepared.layout else ()
+        return JSONResponse({"prompt": self.scheduler.workspace.model.text(tokens, special=True)})
 
     async def props(self, request: Request) -> Response:
         return JSONResponse(await self._prepare(lambda: props_json(self.scheduler.state)))

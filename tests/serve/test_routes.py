@@ -190,7 +190,7 @@ def test_a_root_for_clients_that_look(served: Served, tmp_path: Path) -> None:
     with started(tmp_path, Options(page=False, keys=("k",))) as bare:
         assert bare.http.get("/").text == "Ollama is running" and bare.http.head("/").status_code == 200
         assert "API key" in bare.http.get("/api/tags").json()["error"]
-        assert bare.http.get("//v1//health").json() == {"status": "ok"}
+        assert bare.http.get("/v1//health").json() == {"status": "ok"}
 
 
 # llama-server.
