@@ -22,7 +22,6 @@ NAMES = {  # of keys, in errors
     "response_format": "output_config.format",
     "tool_choice.function": "tool_choice",
 }
-BILLING = "x-anthropic-billing-header:"  # a block of Claude Code, which differs in every request
 STOPS: dict[Stopped, str] = {"end": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
@@ -66,9 +65,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
 
 def _system(data: Any) -> list[Json]:
     blocks = [{"type": "text", "text": data}] if isinstance(data, str) else (data or [])
-    parts = _parts(blocks, "system")
-    parts = [part for part in parts if not part.get("text", "").startswith(BILLING)]
-    return [{"role": "system", "content": parts}] if parts else []
+    return [{"role": "system", "content": _parts(blocks, "system")}] if blocks else []
 
 
 def _message(reader: Reader) -> list[Json]:

@@ -563,6 +563,7 @@ def _is_token(value: Any) -> bool:
 
 # Messages.
 
+BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # of Claude Code; it differs in every request
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"} | {
     *("timestamp", "created_at", "metadata", "cache_control")
@@ -644,6 +645,8 @@ def _message(reader: Reader) -> Message:
     if role == "assistant":  # the parts of an answer are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
     elif role != "tool":  # drops blank parts, except the last, which is the question
+        if role != "user":
+            parts = tuple(TextPart(BILLING.sub("", one.text)) if isinstance(one, TextPart) else one for one in parts)
         last = len(parts) - 1
         parts = tuple(
             part

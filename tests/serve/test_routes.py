@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.limits import ContextOptions
+from notes_cli.library.store import Library
 from notes_cli.runtime import generate
 from notes_cli.serve import event_stream
 from notes_cli.serve.llama_api import infill_tokens
@@ -24,6 +25,7 @@ from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import Options
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.responses_api import parse_responses
+from notes_cli.serve.skill_texts import Placer, SkillTexts
 
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
@@ -350,6 +352,19 @@ def test_history_that_others_ran() -> None:
     assert asked.text == "Yes." and called.tool_calls[0].arguments == {"command": ["ls"]} and result.tool_call_id == "1"
     with pytest.raises(Refused, match="item_reference"):
         parse_responses({"input": [{"type": "item_reference", "id": "x"}]}, list)
+
+
+@pytest.mark.parametrize("line", ["x-anthropic-billing-header: cch=1f2;", "x-anthropic-billing-header: cch=1f2;\n"])
+def test_a_billing_line_is_no_part_of_the_prompt(line: str) -> None:
+    """Claude Code's differs in every request; routers make a text or parts of its blocks."""
+    parts = [{"type": "text", "text": line}, {"type": "text", "text": "Be brief."}]
+    wanted = parse_chat({"messages": [{"role": "system", "content": "Be brief."}, ASK]}).messages
+    for content in (parts, f"{line}\nBe brief."):
+        system = {"role": "system", "content": content}
+        assert parse_chat({"messages": [system, ASK]}).messages == wanted
+        placed = Placer(SkillTexts(Library(Path("none")), [])).place({"messages": [system, ASK]})
+        assert "billing" not in json.dumps(placed.body) and "Be brief." in json.dumps(placed.body)
+    assert parse_messages({"system": parts, "messages": [ASK]}).messages == wanted
 
 
 def test_prompts_beyond_the_context(served: Served) -> None:
