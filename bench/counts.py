@@ -44,9 +44,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_095, 32_500),
+    "package lines": Bound(37_099, 32_500),
     "package files": Bound(128, 130),
-    "test lines": Bound(35_069, 29_500),
+    "test lines": Bound(35_070, 29_500),
     "bench and training lines": Bound(15_736, 16_500),
     "docs lines": Bound(3_860, 4_000),
     "commands": Bound(19, 21),

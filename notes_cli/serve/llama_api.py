@@ -22,7 +22,6 @@ from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply
 TAKEN = {"model", "prompt", "stream", "n", "stop", "seed", "max_tokens", "n_predict", "dry_sequence_breakers"}
 TAKEN |= {"grammar", "json_schema", "notes", "cache_salt", *RANGES, *IGNORED}
 NAMES = {"logprobs": "n_probs"}  # of keys, in errors
-FILES = 64  # of `input_extra`
 STOPS = {"end": "eos", "length": "limit", "context": "limit"}
 
 
@@ -50,34 +49,39 @@ def parse_infill(workspace: Workspace, data: Any, *, forms: bool = True) -> tupl
     """Parse a request of /infill. `forms`: as in parse_chat. Raises Refused, also for a model that has no tokens for
     the text between two."""
     reader = Reader(data)
-    prefix, suffix, begun = (reader.text(key) for key in ("input_prefix", "input_suffix", "prompt"))
-    extra = readers(reader.any("input_extra") or [], "input_extra", f"a list of {FILES} files at most")[-FILES:]
-    files = [(file.text("filename"), file.text("text")) for file in extra]
+    prefix, suffix, line = (reader.text(key) for key in ("input_prefix", "input_suffix", "prompt"))
+    files = readers(reader.any("input_extra") or [], "input_extra", "a list of files")
+    extra = [(file.text("filename"), file.text("text")) for file in files]
     return parse_native(
-        {**reader.rest(), "prompt": infill_tokens(workspace, prefix, suffix, begun, files)}, forms=forms
+        {**reader.rest(), "prompt": infill_tokens(workspace, prefix + line, suffix, extra)}, forms=forms
     )
 
 
-def infill_tokens(
-    workspace: Workspace, prefix: str, suffix: str, begun: str = "", files: Sequence[tuple[str, str]] = ()
-) -> list[int]:
-    """Return the tokens of a prompt for the text between `prefix` and `suffix`, which begins with `begun`. `files`:
-    names and texts of others. Raises Refused for a model that has no tokens for that, ContextLengthError for texts that
-    do not fit the context."""
+def infill_tokens(workspace: Workspace, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()) -> list[int]:
+    """Return the tokens of a prompt for the text between `prefix` and `suffix`, as llama-server makes it. `files`:
+    names and texts of others; the last ones that fit half the context go before. Raises Refused for a model that has no
+    tokens for that, ContextLengthError for texts that do not fit."""
     model = workspace.model
-    pre, suf, mid, sep = map(model.infill_token, ("pre", "suf", "mid", "sep"))
+    pre, suf, mid, rep, sep = map(model.infill_token, ("pre", "suf", "mid", "rep", "sep"))
     if pre is None or suf is None or mid is None:
         raise Refused(501, f"{model.name} has no tokens for the text between two (infill, suffix)", code="no_infill")
 
-    workspace.check_text("".join((prefix, suffix, begun, *(text for _, text in files))))
+    def named(text: str, token: int | None) -> list[int]:
+        return [*([] if token is None else [token]), *(int(each) for each in model.tokenize(text))]
 
-    def ids(text: str) -> list[int]:
-        return [int(token) for token in model.tokenize(text)]
-
-    tokens = [] if model.bos is None else [model.bos]
-    for name, text in files:
-        tokens += ids(text) if sep is None else [sep, *ids(f"{name}\n{text}")]
-    return [*tokens, pre, *ids(prefix), suf, *ids(suffix), mid, *ids(begun)]
+    workspace.check_text(prefix + suffix)
+    extra: list[int] = []
+    room = (workspace.longest or model.n_ctx_train) // 2
+    for name, text in reversed(files):
+        whole = f"{name}\n{text}" if sep is not None else f"\n\n{text}"
+        tokens = [] if model.exceeds(whole, room) else named(whole, sep)
+        if not tokens or len(tokens) + len(extra) > room:
+            break
+        extra = [*tokens, *extra]
+    if extra and sep is not None:
+        extra = [*(named("project\n", rep) if rep is not None else []), *extra, *named("file\n", sep)]
+    start = [] if model.bos is None else [model.bos]
+    return [*start, *extra, *named(prefix, pre), *named(suffix, suf), mid]
 
 
 @dataclass(slots=True)

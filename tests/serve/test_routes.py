@@ -257,13 +257,14 @@ def test_the_text_between_two(coder: Served) -> None:
     workspace = coder.scheduler.workspace
     model = workspace.model
     pre, suf, mid = (model.tokenize(name, special=True).tolist() for name in FIM)
-    ids = [model.tokenize(text).tolist() for text in ("a", FIM[0], "x", "f\ny")]
-    tokens = infill_tokens(workspace, "a", FIM[0], "x", [("f", "y")])
-    assert tokens[tokens.index(pre[0]) :] == [*pre, *ids[0], *suf, *ids[1], *mid, *ids[2]] and len(ids[1]) > 1
+    ids = [model.tokenize(text).tolist() for text in ("ax", FIM[0], "\n\ny")]
+    tokens = infill_tokens(workspace, "ax", FIM[0], [("old", "z" * 9000), ("f", "y")])
+    assert tokens == [*tokens[: len(tokens) - sum(map(len, ids)) - 3], *ids[2], *pre, *ids[0], *suf, *ids[1], *mid]
+    assert len(ids[1]) > 1 and len(tokens) < 60
     wanted = post(coder, "/v1/completions", prompt=infill_tokens(workspace, "a", "b"), max_tokens=5)["choices"][0][
         "text"
     ]
-    assert post(coder, "/infill", input_prefix="a", input_suffix="b", n_predict=5)["content"] == wanted
+    assert post(coder, "/infill", input_prefix="", prompt="a", input_suffix="b", n_predict=5)["content"] == wanted
     body = {"prompt": "a", "suffix": "b", "stream": False, "options": {"num_predict": 5}}
     assert post(coder, "/api/generate", **body)["response"] == wanted
     assert "insert" in post(coder, "/api/show", model="x")["capabilities"]
