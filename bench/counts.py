@@ -48,7 +48,7 @@ LIMITS = {
     "package files": Bound(128, 130),
     "test lines": Bound(35_070, 29_500),
     "bench and training lines": Bound(15_736, 16_500),
-    "docs lines": Bound(3_860, 4_000),
+    "docs lines": Bound(3_861, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(260, 260),
     "stored results in KB": Bound(97, 200),
