@@ -104,5 +104,23 @@ def langchain() -> None:
         assert model.with_structured_output(_nested(), method="json_schema").invoke(QUESTION).colours
 
 
+def ollama() -> None:
+    """Chat with a tool and its result, streams, a form of the answer, a prompt with its template and without."""
+    from ollama import Client
+
+    client, ask = Client(BASE), [{"role": "user", "content": QUESTION}]
+    assert client.show(MODEL).capabilities and client.ps().models[0].context_length
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": TOOL_SCHEMA}}]
+    options = {"num_ctx": 4096, "temperature": 0.5, "num_predict": 8}
+    assert client.chat(MODEL, ask, tools=tools, think=False, options=options).message.content
+    call = {"function": {"name": "weather", "arguments": {"place": "here"}}}
+    called = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_name": "weather", "content": "sunny"}]
+    parts = list(client.chat(MODEL, [*ask, *called], tools=tools, stream=True, options=options))
+    assert parts[-1].done and parts[-1].eval_count
+    assert client.chat(MODEL, ask, format=_nested().model_json_schema()).message.content
+    for raw in (False, True):
+        assert client.generate(MODEL, QUESTION, raw=raw, options=options, keep_alive="5m").response
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()

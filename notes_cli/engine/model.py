@@ -162,6 +162,17 @@ class Model(AbstractContextManager["Model"]):
         token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self.vocab)
         return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return int(llama.llama_model_n_params(self.handle))
+
+    def infill_token(self, which: str) -> int | None:
+        """Return the token for the text between two, by llama.cpp's name: pre, suf, mid, rep (the name of a repository)
+        or sep (that of a file); None if the model has none."""
+        token = int(getattr(llama, f"llama_vocab_fim_{which}")(self.vocab))
+        return token if token >= 0 else None
+
     def tokenize(self, text: str, *, special: bool = False) -> Tokens:
         """Return the token ids of `text` without BOS. `special`: parse control tokens such as <|im_end|>. Otherwise no
         resulting token is a control token (`_is_control`). llama.cpp would still turn a `</think>` or `<tool_call>` in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,8 +28,10 @@ from notes_cli.serve.answer_tasks import explain
 from notes_cli.serve.decisions import NAMES as DECISION_NAMES
 from notes_cli.serve.decisions import DecisionReply, join_decisions, parse_decisions
 from notes_cli.serve.event_stream import respond, start_stream
-from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
+from notes_cli.serve.llama_api import LlamaReply, infill_tokens, join_native, parse_infill, parse_native, props_json
+from notes_cli.serve.messages_api import MessagesReply, parse_messages
 from notes_cli.serve.metrics import KIND, POLLED, access_log, render_metrics
+from notes_cli.serve.ollama_api import OllamaReply, loaded, model_json, parse_generate, parse_ollama_chat, show_json
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import (
     Options,
@@ -43,19 +46,22 @@ from notes_cli.serve.refusals import (
     Guard,
     Refused,
     as_refusal,
-    error_body,
+    error_of,
     from_browser,
     read_json,
     renaming,
     too_long,
 )
-from notes_cli.serve.replies import Reply, is_utf8
+from notes_cli.serve.replies import Reply, is_utf8, join_replies
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.segment_cache import skill_name
 
 SLOW = 30.0  # seconds that a client has to send it
 COUNTED = 1 << 17  # tokens of a text at /tokenize, also in a smaller context
+EMBEDDINGS = ("/embedding", "/embeddings", "/v1/embeddings", "/api/embed", "/api/embeddings")
+OLLAMA = "0.12.11"  # the version of its API: the first with log-probabilities. Some clients refuse an old one
+LOGGED = 256  # ignored keys that are logged
 SIZE = "size"  # key of the request's state: bytes of its body
 CURL = "application/x-www-form-urlencoded"  # sent by `curl -d` for any body
 
@@ -76,9 +82,12 @@ class Service:
     def app(self) -> Starlette:
         routes = [
             Route("/health", self.health),
+            Route("/v1/health", self.health),
             Route("/metrics", self.metrics),
+            Route("/models", self.models),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
+            Route("/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/v1/responses", self.responses, methods=["POST"]),
@@ -86,6 +95,17 @@ class Service:
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             Route("/v1/decisions", self.decisions, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/apply-template", self.apply_template, methods=["POST"]),
+            Route("/props", self.props),
+            Route("/slots", self.slots),
+            *(Route(path, self.native, methods=["POST"]) for path in ("/completion", "/completions", "/infill")),
+            *(Route(path, self.embed, methods=["POST"]) for path in EMBEDDINGS),
+            *(Route(path, self.ollama_models) for path in ("/api/version", "/api/tags", "/api/ps")),
+            Route("/api/show", self.show, methods=["POST"]),
+            Route("/api/chat", self.ollama, methods=["POST"]),
+            Route("/api/generate", self.ollama, methods=["POST"]),
+            Route("/api/pull", self.pull, methods=["POST"]),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
             Route("/v1/notes/explain", self.explain, methods=["POST"]),
@@ -94,7 +114,7 @@ class Service:
             Route("/v1/notes/skills", self.skills),
             Route("/v1/notes/skills/{name}", self.skill, methods=["GET", "DELETE"]),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
-            *(page_routes() if self.options.page else ()),
+            *(page_routes() if self.options.page else [Route("/", found, name="page")]),
         ]
         return application(routes, self.options)
 
@@ -111,10 +131,13 @@ class Service:
         return Response(render_metrics(self.scheduler.metrics, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
-        names = await self._prepare(lambda: [info.name for info in self.scheduler.segment_cache.known()])
-        model = self.scheduler.names[0]
-        models = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
+        models = list(map(self._model, await self._prepare(self._names)))
         return JSONResponse({"object": "list", "data": models})
+
+    def _names(self) -> list[str]:
+        """Return the model's name, and that with each compiled skill."""
+        model = self.scheduler.names[0]
+        return [model, *(f"{model}@{info.name}" for info in self.scheduler.segment_cache.known())]
 
     async def model(self, request: Request) -> Response:
         self._check()
@@ -127,13 +150,13 @@ class Service:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        """Return a model as JSON, with its context length as in vLLM (`max_model_len`) and llama-server (`meta`)."""
+        """Return a model as JSON, with its context length as in vLLM, OpenRouter and llama-server (`meta`)."""
         facts = {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
         longest, model = self.scheduler.state.longest, self.scheduler.workspace.model
         meta = {"n_vocab": model.n_vocab, "n_ctx_train": model.n_ctx_train}
         if longest is None:  # unlimited
             return {**facts, "meta": meta}
-        return {**facts, "max_model_len": longest, "meta": {**meta, "n_ctx": longest}}
+        return {**facts, "max_model_len": longest, "context_length": longest, "meta": {**meta, "n_ctx": longest}}
 
     async def tokenize(self, request: Request) -> Response:
         reader = Reader(await self._body(request))
@@ -155,6 +178,39 @@ class Service:
 
         return JSONResponse({"tokens": await self._prepare(tokenize, request)})
 
+    async def detokenize(self, request: Request) -> Response:
+        reader = Reader(await self._body(request))
+        tokens = reader.take("tokens", "a list of tokens", lambda value: isinstance(value, list), list[int]())
+        reader.end()
+        model = self.scheduler.workspace.model
+        known = all(isinstance(token, int) and 0 <= token < model.n_vocab for token in tokens)
+        if not known or len(tokens) > COUNTED:
+            raise reader.wrong(
+                "tokens", f"a list of at most {COUNTED:,} tokens, from 0 to {model.n_vocab - 1:,}", tokens
+            )
+        return JSONResponse({"content": await self._prepare(lambda: model.text(tokens, special=True), request)})
+
+    async def apply_template(self, request: Request) -> Response:
+        chat = self._with_defaults(request, await self._parse(request, parse_chat))
+        prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
+        tokens = prepared.layout.tokens.tolist() if prepared.layout else ()
+        return JSONResponse({"prompt": self.scheduler.workspace.model.text(tokens, special=True)})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse(await self._prepare(lambda: props_json(self.scheduler.state)))
+
+    async def slots(self, request: Request) -> Response:
+        gauges, parallel = await self._compute(self.scheduler.gauges), self.options.parallel
+        running, longest = int(gauges["requests_running"]), self.scheduler.state.longest
+        if running >= parallel and "fail_on_no_slot" in request.query_params:
+            raise Refused(503, "no slot is free", code="no_slot")
+        slots = [{"id": number, "n_ctx": longest, "is_processing": number < running} for number in range(parallel)]
+        return JSONResponse(slots)
+
+    async def embed(self, request: Request) -> Response:
+        message = "this server makes no embeddings: its model writes text. Run an embedding model beside it"
+        raise Refused(501, message, code="no_embeddings")
+
     # Chats and completions.
 
     async def chat(self, request: Request) -> ASGIApp:
@@ -167,6 +223,19 @@ class Service:
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].answers
         with renaming({"messages": "prompt"}):
             return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
+
+    async def native(self, request: Request) -> ASGIApp:
+        """Complete a prompt as llama-server does, or the text between two."""
+        self._check()
+        infill = partial(parse_infill, self.scheduler.workspace)
+        chats, fields = await self._parse(request, infill if request.url.path == "/infill" else parse_native)
+        origin, answers = origin_of(request, self.options), chats[0].answers
+        replies = [
+            LlamaReply(replace(chat, **origin), self.scheduler.names[0], at * answers, fields=fields)
+            for at, chat in enumerate(chats)
+        ]
+        with renaming({"messages": "prompt"}):
+            return await self._respond(request, replies, join_native)
 
     async def responses(self, request: Request) -> ASGIApp:
         earlier = partial(self._responses.messages, client_of(request, self.options))
@@ -183,8 +252,20 @@ class Service:
 
     async def count_tokens(self, request: Request) -> Response:
         chat = self._with_defaults(request, await self._parse(request, parse_messages))
-        prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True), request)
-        return JSONResponse({"input_tokens": len(prepared.layout or ())})
+        return JSONResponse({"input_tokens": await self._prepare(lambda: self._count(chat), request)})
+
+    def _count(self, chat: ChatRequest) -> int:
+        """Return the tokens of a prompt; of one beyond the context about as many. Raises Refused beyond COUNTED."""
+        try:
+            return len(prepare_request(self.scheduler.state, chat, dry=True).layout or ())
+        except NotesError as error:
+            if as_refusal(error).code != "context_length_exceeded":
+                raise
+            model = self.scheduler.workspace.model
+            text = "\n".join((*(message.text for message in chat.messages), *map(json.dumps, chat.tools)))
+            if model.exceeds(text, COUNTED):
+                raise
+            return len(model.tokenize(text))
 
     async def decisions(self, request: Request) -> ASGIApp:
         asked = await self._parse(request, parse_decisions)
@@ -193,6 +274,42 @@ class Service:
         with renaming(DECISION_NAMES):
             replies = [DecisionReply(chat, model, question=question) for question, chat in asked]
             return await respond(request, self.scheduler, replies, join_decisions)
+
+    # Ollama's API.
+
+    async def ollama_models(self, request: Request) -> Response:
+        """Return the API's version, the model with its skills, or the loaded one."""
+        if request.url.path == "/api/version":
+            return JSONResponse({"version": OLLAMA})
+
+        def models() -> list[dict[str, Any]]:
+            names = self._names() if request.url.path == "/api/tags" else self.scheduler.names[:1]
+            return [model_json(self.scheduler.state, name, self.scheduler.started) for name in names]
+
+        return JSONResponse({"models": await self._prepare(models)})
+
+    async def show(self, request: Request) -> Response:
+        await self._body(request)  # any name is the model's
+        return JSONResponse(await self._prepare(lambda: show_json(self.scheduler.workspace)))
+
+    async def pull(self, request: Request) -> Response:
+        reader = Reader(await self._body(request))
+        name = (reader.text("model") or reader.text("name")).removesuffix(":latest")
+        if name not in self.scheduler.names:
+            message = f"this server has one model, {self.scheduler.names[0]}, and downloads none"
+            raise Refused(501, message, param="model")
+        return JSONResponse({"status": "success"})
+
+    async def ollama(self, request: Request) -> ASGIApp:
+        generated = request.url.path == "/api/generate"
+
+        generate = partial(parse_generate, lambda *texts: infill_tokens(self.scheduler.workspace, *texts))
+        chat = await self._parse(request, generate if generated else parse_ollama_chat)
+        if chat is None:
+            return JSONResponse(loaded(self.scheduler.names[0], generated))
+        chat = self._with_defaults(request, chat)
+        reply = OllamaReply(chat, chat.model or self.scheduler.names[0], generated=generated)
+        return await self._respond(request, [reply])
 
     # Skills, errata and sessions.
 
@@ -249,12 +366,15 @@ class Service:
         splice = tuple(name for name in self.scheduler.splice if name != memory)
         return replace(chat, notes=replace(notes, splice=splice, errata=errata))
 
-    async def _respond(self, request: Request, replies: Sequence[Reply]) -> ASGIApp:
+    async def _respond(
+        self, request: Request, replies: Sequence[Reply], join: Callable[[Sequence[Reply]], Any] = join_replies
+    ) -> ASGIApp:
         """Log the ignored keys of a request, each once, and answer it."""
-        if new := [key for key in replies[0].request.ignored if key not in self._ignored]:
+        new = [key for key in replies[0].request.ignored if key not in self._ignored]
+        if new and len(self._ignored) < LOGGED:  # clients may name any key
             self._ignored.update(new)
-            output.say(f"ignored: {', '.join(new)}")
-        return await respond(request, self.scheduler, replies)
+            output.say(f"ignored: {repr(', '.join(new))[1:-1]}")  # without control characters
+        return await respond(request, self.scheduler, replies, join)
 
     async def _prepare(self, function: Callable[[], T], request: Request | None = None) -> T:
         """Call a function in a preparation thread, where it may take seconds. `request`: one whose body it reads."""
@@ -336,8 +456,7 @@ async def read_body(request: Request, most: int) -> bytes:
 async def _on_notes_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotesError)
     refusal = as_refusal(error)
-    body = messages_error if request.url.path.startswith("/v1/messages") else error_body
-    return JSONResponse(body(refusal), refusal.status, refusal.headers)
+    return JSONResponse(error_of(request.url.path, refusal), refusal.status, refusal.headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -350,7 +469,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
         message = f"{path} does not take {request.method}. It takes {', '.join(allowed)}"
-    return JSONResponse(error_body(Refused(error.status_code, message)), error.status_code, error.headers)
+    body = error_of(path, Refused(error.status_code, message))
+    return JSONResponse(body, error.status_code, error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
@@ -358,7 +478,8 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(Refused(500, f"a fault of the server: {type(error).__name__}")), 500)
+    refused = Refused(500, f"a fault of the server: {type(error).__name__}")
+    return JSONResponse(error_of(request.url.path, refused), 500)
 
 
 def pages_of(routes: Sequence[Route]) -> tuple[str, ...]:
@@ -384,6 +505,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",  # file names are the same in all versions
 }
+
+
+async def found(request: Request) -> Response:
+    """Answer clients of Ollama that look whether a server is there."""
+    return Response("Ollama is running", media_type="text/plain")
 
 
 def page_routes() -> list[Route]:

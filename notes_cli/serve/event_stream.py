@@ -1,4 +1,4 @@
-"""Submits requests to the scheduler, replies with JSON or server-sent events, and cancels them on disconnect."""
+"""Submits requests to the scheduler, replies with JSON or a stream, and cancels them on disconnect."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from notes_cli.errors import NotesError
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob
 from notes_cli.serve.metrics import COUNTS, counts_of
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
-from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
+from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, headers, join_replies
 from notes_cli.serve.scheduler import DecodeThread
 
 T = TypeVar("T")
 PING = 15.0  # seconds without an event after which a comment is sent, as proxies close idle connections
 PINGING = b": still there\n\n"
+BLANK = b" "  # before the next line of JSON, where there are no comments
 STALLED = 60.0  # seconds that a client has to take sent data
-STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+EVENTS, LINES = b"text/event-stream; charset=utf-8", b"application/x-ndjson"  # types of streams
 # Escapes of characters that are line breaks for some clients (httpx's iter_lines), though not in server-sent events.
 LINE_ENDS = str.maketrans({char: f"\\u{ord(char):04x}" for char in "\x85\u2028\u2029"})
 
@@ -75,7 +76,8 @@ async def respond(
     first = replies[0]
     if first.request.stream:
         events = _reply_events(scheduler, replies)
-        return await start_stream(request, events, lambda error: encode_event(first.failure(error), first.named_events))
+        failure = lambda error: encode_event(first.failure(error), first.framing)  # noqa: E731
+        return await start_stream(request, events, failure, first.framing)
 
     async def answered() -> None:
         async with aclosing(events_of(scheduler, replies)) as arriving:
@@ -93,11 +95,11 @@ async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> As
         async for reply, event in arriving:
             opening = [] if begun else [chunk for each in replies for chunk in each.opening()]
             for chunk in (*opening, *reply.chunks(event)):
-                yield encode_event(chunk, first.named_events)
+                yield encode_event(chunk, first.framing)
             begun = True
     for chunk in first.closing(replies):
-        yield encode_event(chunk, first.named_events)
-    if not first.named_events:
+        yield encode_event(chunk, first.framing)
+    if first.framing == "done":
         yield b"data: [DONE]\n\n"
 
 
@@ -125,6 +127,7 @@ async def start_stream(
     request: Request,
     events: AsyncGenerator[bytes, None],
     failure: Callable[[Refused], bytes] = lambda error: encode_event(error_body(error)),
+    framing: Framing = "done",
 ) -> ASGIApp:
     """Wait at most PING seconds for the first of encoded events: until then an error gets its own status. Return the
     response that sends them until the client disconnects or stalls, and comments while there are none. `failure`:
@@ -147,7 +150,7 @@ async def start_stream(
             while True:
                 done, _ = await asyncio.wait({following}, timeout=PING)
                 if not done:
-                    yield PINGING
+                    yield BLANK if framing == "lines" else PINGING
                 elif (data := following.result()) is not None:
                     yield data
                     following = asyncio.ensure_future(anext(events, None))
@@ -157,7 +160,9 @@ async def start_stream(
             yield failure(as_refusal(error))
 
     async def send_all(send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        kind = LINES if framing == "lines" else EVENTS
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with aclosing(parts()) as arriving:
             async for data in arriving:
                 with anyio.fail_after(STALLED):
@@ -180,8 +185,10 @@ async def start_stream(
     return response
 
 
-def encode_event(data: Json, named: bool = False) -> bytes:
-    """Encode an event. `named`: its name is the value of `type`."""
+def encode_event(data: Json, framing: Framing = "done") -> bytes:
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS)
-    name = f"event: {data['type']}\n".encode() if named else b""
-    return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    encoded = text.encode("utf-8", "replace")
+    if framing == "lines":
+        return encoded + b"\n"
+    name = f"event: {data['type']}\n".encode() if framing == "named" else b""
+    return name + b"data: " + encoded + b"\n\n"

@@ -9,21 +9,19 @@ from typing import Any, ClassVar
 from notes_cli.engine.sequence import Stopped
 from notes_cli.runtime.request import Answer, Text
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
-from notes_cli.serve.refusals import Refused, invalid, renaming
-from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
+from notes_cli.serve.refusals import Refused, invalid, messages_error, renaming
+from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, usage
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
 IGNORED = {"metadata", "service_tier", "container", "context_management", "cache_control", "speed", "inference_geo"}
 CHAT_ONLY = ("n", "stop", "max_completion_tokens", "n_predict", "response_format")
+LEFT_OUT = ("thinking", "redacted_thinking", "server_tool_use", "mcp_tool_use")  # of earlier answers, with results
 NAMES = {  # of keys, in errors
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "tool_choice.function": "tool_choice",
 }
-BILLING = "x-anthropic-billing-header:"  # a block of Claude Code, which differs in every request
-ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-ERRORS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 STOPS: dict[Stopped, str] = {"end": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded"}
 
 
@@ -67,9 +65,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
 
 def _system(data: Any) -> list[Json]:
     blocks = [{"type": "text", "text": data}] if isinstance(data, str) else (data or [])
-    parts = _parts(blocks, "system")
-    parts = [part for part in parts if not part.get("text", "").startswith(BILLING)]
-    return [{"role": "system", "content": parts}] if parts else []
+    return [{"role": "system", "content": _parts(blocks, "system")}] if blocks else []
 
 
 def _message(reader: Reader) -> list[Json]:
@@ -104,7 +100,7 @@ def _answer(blocks: Sequence[Reader]) -> Json:
         if kind == "tool_use":
             function = {"name": reader.needed("name"), "arguments": reader.any("input")}
             calls.append({"id": reader.needed("id"), "type": "function", "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):  # earlier reasoning is no part of the prompt
+        elif kind not in LEFT_OUT and not kind.endswith("_tool_result"):
             texts.append(_part(reader, kind))
     return {"role": "assistant", "content": texts, **({"tool_calls": calls} if calls else {})}
 
@@ -115,10 +111,14 @@ def _parts(blocks: Any, where: str) -> list[Json]:
 
 
 def _part(reader: Reader, kind: str) -> Json:
-    source = reader.inner("source")
-    form = source.text("type")
-    if kind == "text":
-        return {"type": "text", "text": reader.needed("text")}
+    if kind in ("text", "tool_reference"):
+        return {"type": "text", "text": reader.needed("text" if kind == "text" else "tool_name")}
+    source = reader if kind in ("search_result", "compaction") else reader.inner("source")
+    form = "content" if source is reader else source.text("type")
+    if form == "content":  # a text or blocks
+        inner = source.any("content")
+        texts = [inner] if isinstance(inner, str) else [part.get("text", "") for part in _parts(inner, reader.where)]
+        return {"type": "text", "text": "\n".join(texts)}
     if kind == "image" and form == "base64":
         url = f"data:{source.needed('media_type')};base64,{source.needed('data')}"
         return {"type": "image_url", "image_url": {"url": url}}
@@ -137,8 +137,8 @@ def _tools(data: Any) -> tuple[list[Json], list[str]]:
         if kind != "custom":
             skipped.append(f"tools of the type {kind[:40]!r}")
             continue
-        function = {"name": reader.needed("name"), "parameters": reader.any("input_schema")}
-        tools.append({"type": "function", "function": {**function, "description": reader.text("description")}})
+        named = {"name": reader.needed("name"), "description": reader.text("description")}
+        tools.append({"type": "function", "function": {**named, "parameters": reader.any("input_schema")}})
     return tools, skipped
 
 
@@ -155,7 +155,7 @@ def _tool_choice(data: Any) -> Any:
 class MessagesReply(Reply):
     """Collects the content blocks of an answer, and formats it whole or as named events."""
 
-    named_events: ClassVar[bool] = True
+    framing: ClassVar[Framing] = "named"
     _blocks: list[Json] = field(default_factory=list)  # the last one may be open
 
     def whole(self) -> Json:
@@ -234,11 +234,3 @@ def _usage(reply: Reply) -> Json:
         "cache_read_input_tokens": cached,
         "output_tokens": counts["completion_tokens"],
     }
-
-
-def messages_error(error: Refused) -> Json:
-    """Return an error as JSON of Anthropic's API."""
-    message = str(error)
-    if error.code == "context_length_exceeded":  # clients compact the conversation where they find these words
-        message = f"prompt is too long: {message}"
-    return {"type": "error", "error": {"type": ERRORS.get(error.status, "api_error"), "message": message}}

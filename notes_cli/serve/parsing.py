@@ -1,7 +1,7 @@
 """Parses the JSON of requests to ChatRequest, with all checks that need no model.
 
-Unknown keys are refused, as by OpenAI's API, unless they are null. Keys of that API, of llama-server and of vLLM that
-change nothing here are ignored.
+Unknown keys are refused, as by OpenAI's API, unless they are null. Keys of that API that change nothing here are
+ignored; those of other engines are mapped to ours, or ignored with a line in the log.
 """
 
 from __future__ import annotations
@@ -35,31 +35,32 @@ IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
-# Keys of llama-server, vLLM and Ollama that are ignored and logged, as they change no answer here: cache policies, and
-# a parameter of a sampler that another key turns on.
+# Keys of other engines, gateways and services that are ignored and logged: cache policies, how a model is loaded, other
+# samplers, and what a reply has beside its answer.
 NEEDLESS = {
     *("n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose", "keep_alive"),
-    *("adaptive_decay", "request_id", "priority", "spaces_between_special_tokens", "prompt_cache_options"),
+    *("adaptive_decay", "adaptive_target", "request_id", "priority", "prompt_cache_options", "cache_control", "ttl"),
+    *("num_ctx", "n_ctx", "num_gpu", "num_thread", "num_batch", "num_keep", "options", "draft_model", "usage"),
+    *("provider", "models", "route", "transforms", "plugins", "prediction", "web_search_options", "extra_body"),
+    *("truncate_prompt_tokens", "spaces_between_special_tokens", "add_special_tokens", "skip_special_tokens"),
+    *("logits_processors", "mm_processor_kwargs", "vllm_xargs", "include_stop_str_in_output", "detokenize"),
+    *("stop_token_ids", "bad_words", "min_tokens", "ignore_eos", "length_penalty", "samplers", "min_keep", "n_probs"),
+    *("tfs_z", "typical", "top_a", "n_indent", "t_max_predict_ms", "t_max_prompt_ms", "post_sampling_probs"),
+    *("return_tokens", "return_token_ids", "return_tokens_as_token_ids", "continuous_usage_stats", "response_fields"),
+    *("grammar_lazy", "grammar_triggers", "preserved_tokens", "parse_tool_calls", "include_reasoning"),
+    *("reasoning_format", "reasoning_control", "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_budget"),
 }
-# Keys that are ignored and logged with one of these values or an empty one, and refused with any other.
+# Keys of which any other value asks for another kind of answer: ignored and logged with one of these values or an empty
+# one, and refused with any other.
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("functions", "function_call", "prediction", "audio"), ()),
-    **dict.fromkeys(("lora", "response_fields", "stop_token_ids", "bad_words", "logits_processors", "documents"), ()),
-    **dict.fromkeys(("mm_processor_kwargs", "vllm_xargs", "grammar_triggers", "preserved_tokens"), ()),
+    **dict.fromkeys(("functions", "function_call", "audio", "lora", "documents"), ()),
     "modalities": (["text"],),
-    **dict.fromkeys(("n_probs", "min_keep"), (0,)),
-    **dict.fromkeys(("min_tokens", "t_max_predict_ms", "t_max_prompt_ms"), (0, -1)),
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "n_cmpl"), (1,)),
-    **dict.fromkeys(("thinking_budget_tokens", "reasoning_budget_tokens", "adaptive_target"), (-1,)),
-    **dict.fromkeys(("ignore_eos", "post_sampling_probs", "return_tokens", "reasoning_control", "think"), (False,)),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
-    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "continuous_usage_stats"), (False,)),
-    **dict.fromkeys(("continue_final_message", "add_special_tokens", "grammar_lazy"), (False,)),
-    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "parse_tool_calls"), (True,)),
-    **dict.fromkeys(("include_reasoning", "detokenize"), (True,)),
-    "reasoning_format": ("auto", "deepseek"),
+    "n_cmpl": (1,),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "continue_final_message"), (False,)),
+    "add_generation_prompt": (True,),
 }
 DRAWN = -1  # for a random seed
+EFFORTS, NO_EFFORTS = ("low", "medium", "high", "xhigh", "max"), ("", "none", "minimal")  # of reasoning
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
@@ -202,7 +203,7 @@ class Reader:
     def texts(self, key: str, most: int) -> tuple[str, ...]:
         """Take a list of strings, or a string as a list of one."""
         value = self._data.pop(key, None)
-        if value is None:
+        if value is None or value == "":
             return ()
         texts = [value] if isinstance(value, str) else value
         is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
@@ -260,7 +261,7 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     likely = (likely or 0) if logprobs else None
     options, answers = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), likely)
-    notes = parse_notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"), reader.text("cache_salt"))
     options = replace(options, **{"grammar": _grammar(reader, forms), **calls})
     if prefill:
         _check_prefill(options, notes)
@@ -282,7 +283,7 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
     options = replace(options, grammar=_grammar(reader, forms))
-    notes = parse_notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"), reader.text("cache_salt"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and options.max_tokens == 0:
@@ -311,12 +312,7 @@ def _generation(
     """Return the options of generation, and the number of answers."""
     limits = [reader.whole(key, -1, 2**31 - 1) for key in limit_keys]
     most = next((limit for limit in limits if limit is not None), None)
-    effort = reader.text("reasoning_effort") if chat else ""
-    if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
-        raise reader.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
-    template = reader.inner("chat_template_kwargs") if chat else Reader({})
-    think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
-    template.end()
+    think = _thinks(reader) and chat
     stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
@@ -330,6 +326,21 @@ def _generation(
         max_think=(reader.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
     )
     return options, reader.whole("n", 1, MOST_CHOICES, 1) or 1
+
+
+def _thinks(reader: Reader) -> bool:
+    """Return True if one of the keys of OpenAI, OpenRouter, Anthropic, Ollama, Qwen or vLLM asks for reasoning."""
+    found = False
+    reasoning, thinking, template = map(reader.inner, ("reasoning", "thinking", "chat_template_kwargs"))
+    for inner, key in ((reader, "reasoning_effort"), (reasoning, "effort"), (reader, "think")):
+        wanted = "none, minimal, low, medium or high"
+        value = inner.take(key, wanted, lambda value: isinstance(value, bool) or value in (*EFFORTS, *NO_EFFORTS), None)
+        found |= value is True or value in EFFORTS
+    for inner, key in ((reader, "enable_thinking"), (template, "enable_thinking"), (reasoning, "enabled")):
+        found |= inner.flag(key)
+    found |= thinking.text("type") in ("enabled", "adaptive")
+    reader.ignored += [inner.name(key) for inner in (reasoning, thinking, template) for key in inner.rest()]
+    return found
 
 
 def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
@@ -355,9 +366,11 @@ def _sampling(reader: Reader) -> SamplerOptions:
     for key, (low, high) in RANGES.items():
         default = getattr(base, key)
         if isinstance(default, int):
-            parsed[key] = reader.whole(key, int(low), int(high), default)
+            least = int(low) - (key == "top_k")  # all tokens in vLLM: -1
+            parsed[key] = max(int(low), reader.whole(key, least, int(high), default) or 0)
         else:
-            parsed[key] = reader.number(key, low, high, default)
+            name = "repetition_penalty" if key == "repeat_penalty" and reader.has("repetition_penalty") else key
+            parsed[key] = reader.number(name, low, high, default)
     breakers = reader.take("dry_sequence_breakers", VALID_BREAKERS, valid_breakers, base.dry_sequence_breakers)
     seed = reader.whole("seed", -(2**63), 2**63 - 1)
     drawn = DRAWN if seed is None else seed & 0xFFFFFFFF
@@ -365,9 +378,16 @@ def _sampling(reader: Reader) -> SamplerOptions:
 
 
 def _grammar(reader: Reader, forms: bool) -> str | None:
-    """Return the constraint of the answer, from `response_format`, `json_schema` or `grammar`. Raises Refused."""
+    """Return the constraint of the answer, from `response_format`, `json_schema`, `grammar` or a key of vLLM. Raises
+    Refused."""
     wanted, grammar = reader.any("response_format"), reader.text("grammar") or None
-    schema = reader.any("json_schema")
+    schema, outputs = reader.any("json_schema"), reader.inner("structured_outputs")
+    for inner, prefix in ((reader, "guided_"), (outputs, "")):  # vLLM's
+        given = inner.any(f"{prefix}json")
+        schema, grammar = schema if given is None else given, inner.text(f"{prefix}grammar") or grammar
+        if choices := inner.texts(f"{prefix}choice", MOST_ANSWERS):
+            grammar = "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    outputs.end()
     if wanted is not None:
         form = Reader(wanted, "response_format")
         kind = form.one_of("type", ("text", "json_object", "json_schema"), "")
@@ -396,10 +416,10 @@ def no_forms() -> Refused:
     return Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
 
 
-def parse_notes(data: Any) -> NotesParams:
-    """Parse the key `notes` of a request. Raises Refused."""
+def parse_notes(data: Any, salt: str = "") -> NotesParams:
+    """Parse the key `notes` of a request. `salt`: its `cache_salt`, where `notes` has none. Raises Refused."""
     if data is None:
-        return NotesParams()
+        return NotesParams(cache_salt=salt)
     reader = Reader(data, "notes")
     given = frozenset(key for key, value in data.items() if value is not None)
     ask = _ask(reader) if reader.flag("ask") else None
@@ -415,7 +435,7 @@ def parse_notes(data: Any) -> NotesParams:
         session=reader.text("session") or None,
         memory=reader.text("memory") or None,
         explain=reader.flag("explain"),
-        cache_salt=reader.text("cache_salt"),
+        cache_salt=reader.text("cache_salt", salt),
         match=reader.flag("match", True),
         recompute=reader.flag("recompute"),
         exact=reader.flag("exact"),
@@ -543,8 +563,11 @@ def _is_token(value: Any) -> bool:
 
 # Messages.
 
+BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # of Claude Code; it differs in every request
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}
+_IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"} | {
+    *("timestamp", "created_at", "metadata", "cache_control")
+}
 
 
 def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
@@ -622,6 +645,8 @@ def _message(reader: Reader) -> Message:
     if role == "assistant":  # the parts of an answer are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
     elif role != "tool":  # drops blank parts, except the last, which is the question
+        if role != "user":
+            parts = tuple(TextPart(BILLING.sub("", one.text)) if isinstance(one, TextPart) else one for one in parts)
         last = len(parts) - 1
         parts = tuple(
             part

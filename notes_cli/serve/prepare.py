@@ -108,14 +108,12 @@ class PreparedRequest:
 
 
 def skills_of_alias(model: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the skills in a model's alias, `model@returns+support`; the model's name may have an @, too. Raises
-    Refused for another model. `known`: names of the model."""
-    if model in known or not model:
+    """Return the skills in a model's alias, `model@returns+support`; the model's name may have an @, too. Any other
+    name is that of the one model, as with llama-server: programs send `gpt-4o` or `default`. `known`: its names."""
+    if model in known:
         return ()
-    skills = next((model.removeprefix(f"{name}@") for name in known if model.startswith(f"{name}@")), None)
-    if skills is None:
-        message = f"The model '{model[:80]}' does not exist. There is {known[0]}"
-        raise Refused(404, message, param="model", code="model_not_found")
+    after = (model.removeprefix(f"{name}@") for name in known if model.startswith(f"{name}@"))
+    skills = next(after, model.partition("@")[2])
     return tuple(name for name in skills.split("+") if name)
 
 

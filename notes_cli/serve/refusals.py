@@ -142,12 +142,42 @@ def error_body(error: Refused) -> dict[str, Any]:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
+_MESSAGES = {**_TYPES, 409: "invalid_request_error", 413: "request_too_large", 415: "invalid_request_error"}
+_NEEDS = re.compile(r"length is (\d+) tokens\. However, this request needs (more than )?(\d+) tokens")
+
+
+def messages_error(error: Refused) -> dict[str, Any]:
+    """Return the error as JSON of Anthropic's API. Clients compact a conversation by its first words and numbers, and
+    send it whole where `details` say that there are no threads."""
+    message, details = str(error), {}
+    if error.code == "context_length_exceeded":
+        numbers = _NEEDS.search(message)
+        if numbers:
+            message = f"{int(numbers[3]) + bool(numbers[2])} tokens > {numbers[1]} maximum"
+        message = f"prompt is too long: {message}"
+    if error.param == "thread":
+        details = {"details": {"error_code": "thread_unsupported_request", "unsupported": []}}
+    kind = _MESSAGES.get(error.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message, **details}}
+
+
+def ollama_error(error: Refused) -> dict[str, Any]:
+    return {"error": str(error)}
+
+
+def error_of(path: str, error: Refused) -> dict[str, Any]:
+    """Return the error as JSON of the API that has this path."""
+    if path.startswith("/v1/messages"):
+        return messages_error(error)
+    return ollama_error(error) if path.startswith("/api/") else error_body(error)
+
+
 # A name or an IPv4 address, or an IPv6 address in brackets; then a port.
 HOST = re.compile(
     r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?",
     re.IGNORECASE | re.ASCII,
 )
-OPEN = ("/health",)  # paths without a key, for load balancers
+OPEN = ("/health", "/v1/health")  # paths without a key, for load balancers
 KEY = "key"  # key of the request's state: the digest of its API key, if one is required
 
 
@@ -176,10 +206,11 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            scope["path"] = re.sub("/{2,}", "/", scope["path"])  # of a base URL that ends with one
             error = self._refusal(Headers(scope=scope), scope["path"], scope["method"])
             if error is not None:
                 headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-                await JSONResponse(error_body(error), error.status, headers)(scope, receive, send)
+                await JSONResponse(error_of(scope["path"], error), error.status, headers)(scope, receive, send)
                 return
             if (key := self._sent_key(Headers(scope=scope))) is not None:
                 scope.setdefault("state", {})[KEY] = hashlib.sha256(key).hexdigest()

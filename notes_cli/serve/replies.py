@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.errors import Notice
@@ -20,18 +20,21 @@ from notes_cli.serve.refusals import Refused, error_body
 _REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
 AnswerEvent = Prefilled | Text | Answer
 Json = dict[str, Any]
+# Of a stream: server-sent events, with [DONE] at their end, without it, or named by their key `type`; or a JSON a line.
+Framing = Literal["done", "plain", "named", "lines"]
 
 
 @dataclass(slots=True)
 class Reply:
     """Collects the events of one prompt and formats its reply. `first`: index of its first choice in the response."""
 
-    named_events: ClassVar[bool] = False  # chunks are events that are named by their key `type`
+    framing: ClassVar[Framing] = "done"
     request: ChatRequest
     model: str
     first: int = 0
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    begun: float = field(default_factory=time.perf_counter)
     prefill: Prefilled | None = None
     notes: Json = field(default_factory=dict)  # of the reply's key `notes`
     done: dict[int, Answer] = field(default_factory=dict)  # by choice, as are the next two
@@ -61,6 +64,12 @@ class Reply:
             self._deltas.setdefault(event.index, []).append(event)
         else:
             self.done[event.index] = event
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Seconds of the prefill, and since its end."""
+        prefill = self.prefill.seconds if self.prefill else 0.0
+        return prefill, max(0.0, time.perf_counter() - self.begun - prefill)
 
     # Whole replies.
 

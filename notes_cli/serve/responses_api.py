@@ -7,21 +7,26 @@ import json
 import secrets
 import threading
 import time
+from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
-from notes_cli.serve.replies import AnswerEvent, Json, Reply, response_usage, tool_calls
+from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, response_usage, tool_calls
 from notes_cli.text.messages import ToolCall
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
 IGNORED = {"truncation", "max_tool_calls", "client_metadata", "include", "context_management"}
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part: its key
 CHAT_ONLY = ("messages", "n", "max_tokens", "max_completion_tokens", "n_predict", "response_format")
+CALLED = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}  # their arguments
+# Items that are no part of the prompt: earlier reasoning, what OpenAI ran, and what only OpenAI can read.
+LEFT_OUT = ("reasoning", "compaction", "web_search_call", "file_search_call", "code_interpreter_call", "mcp_list_tools")
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 KEPT = 1024  # responses
 KEPT_BYTES = 64 << 20  # of their messages
@@ -136,17 +141,21 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
         kind = reader.text("type", "message")
         if kind == "message":
             messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
-        elif kind in ("function_call", "custom_tool_call"):
-            arguments = reader.text("arguments") if kind == "function_call" else {"input": reader.text("input")}
-            call = {"name": _shown_name(reader.text("namespace"), reader.needed("name")), "arguments": arguments}
+        elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
+            key = CALLED[kind]
+            arguments = {"input": reader.text(key)} if kind == "custom_tool_call" else reader.any(key)
+            name = "local_shell" if kind == "local_shell_call" else reader.needed("name")
+            call = {"name": _shown_name(reader.text("namespace"), name), "arguments": arguments}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             calls = messages[-1].setdefault("tool_calls", [])
             calls.append({"id": reader.needed("call_id"), "type": "function", "function": call})
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind.removesuffix("_output") in CALLED:
             content = _content(reader.any("output"), reader, "output")
-            messages.append({"role": "tool", "tool_call_id": reader.needed("call_id"), "content": content})
-        elif kind != "reasoning":  # earlier reasoning is no part of the prompt
+            messages.append(
+                {"role": "tool", "tool_call_id": reader.text("call_id") or reader.needed("id"), "content": content}
+            )
+        elif kind not in LEFT_OUT:
             raise Refused(400, f"{reader.name('type')} {kind[:40]!r} is not supported", param=reader.name("type"))
         places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places
@@ -158,7 +167,9 @@ def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
     parts: list[Json] = []
     for reader in readers(data, item.name(key), "a string or a list of parts"):
         kind = reader.text("type")
-        if kind == "input_image":
+        if kind == "input_file" and (text := _file_text(reader)) is not None:
+            parts.append({"type": "text", "text": text})
+        elif kind == "input_image":
             parts.append({"type": "image_url", "image_url": {"url": reader.needed("image_url")}})
         elif kind in TEXTS:
             name = TEXTS[kind]
@@ -167,6 +178,14 @@ def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
             message = f"{reader.name('type')} is {kind[:40] or 'missing'}: only text and images are supported"
             raise Refused(400, message, param=reader.name("type"))
     return parts
+
+
+def _file_text(reader: Reader) -> str | None:
+    """Return the text of a file that is sent as data; None for one of another type."""
+    head, _, data = reader.text("file_data").partition(";base64,")
+    with suppress(ValueError):
+        return b64decode(data, validate=True).decode() if head.startswith("data:text/") else None
+    return None
 
 
 def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
@@ -223,7 +242,7 @@ def _format(data: Any) -> Json | None:
 class ResponsesReply(Reply):
     """Collects the output items of a response, and formats it whole or as named events."""
 
-    named_events: ClassVar[bool] = True
+    framing: ClassVar[Framing] = "named"
     asked: ResponsesRequest | None = None
     kept: ResponseStore | None = None
     _items: list[Json] = field(default_factory=list)  # the last one may be unfinished

@@ -28,7 +28,7 @@ from notes_cli.library.segment_files import skill_named
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.conversations import Conversations, add_errata, prefix_digests
-from notes_cli.serve.parsing import ChatRequest, parse_notes
+from notes_cli.serve.parsing import BILLING, ChatRequest, parse_notes
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import of_fields
@@ -166,6 +166,8 @@ class Placer:
                 name = f"messages[{number}].content"
                 raise invalid(name, f"{name} must be a text, a list or null")
         body["messages"] = messages = copy.deepcopy(messages)
+        for holder, key, system in _slots(messages):
+            holder[key] = BILLING.sub("", holder[key]) if system else holder[key]
         found = _match(messages, self.texts.all().values()) if notes.match else {}
         named = [skills[name] for name in sorted(skills) if name not in found]
         present = {skill.name: skill for skill in (*named, *(skill for skill, _ in found.values()))}

@@ -124,22 +124,26 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, words: str, 
     assert "".join(one.token for found in likely if found for one in found.content) == text
 
 
-# Requests of real clients, recorded by `python -m bench.agents --record`, each answered as its API has it.
+# Requests of real clients, each answered as its API has it: recorded by `python -m bench.agents --record`, but those of
+# Home Assistant, Open WebUI, llama.vim and SillyTavern, which were written by their sources.
 
 REQUESTS = sorted((Path(__file__).parent / "requests").glob("*.jsonl"))
-assert len(REQUESTS) == 14
+assert len(REQUESTS) == 21
+INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 ANSWER = {"/v1/chat/completions": "choices", "/v1/responses": "output", "/v1/messages": "content"}
+ANSWER |= {"/completion": "content", "/infill": "content"}
 LAST = {  # of a stream
     "/v1/chat/completions": "data: [DONE]",
     "/v1/responses": ("event: response.completed", "event: response.incomplete"),
     "/v1/messages": "event: message_stop",
+    "/completion": 'data: {"index":0,"content":"","tokens":[],"stop":true',
 }
 
 
 @pytest.fixture(scope="module")
 def local(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A random model with a template that has tools, a long context, and short answers."""
-    path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=MARKS[:4], trained=65536)
+    path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=(*MARKS[:4], *INFILL), trained=65536)
     home, context = tmp_path_factory.mktemp("recorded"), ContextOptions(n_threads=1)
     with started(home, Options(max_tokens=8), context=context, model=path, names=("local",)) as found:
         yield found
@@ -156,9 +160,11 @@ def test_is_answered(local: Served, path: Path) -> None:
             body["previous_response_id"] = previous
         reply = local.http.post(request["path"], json=body)
         assert reply.status_code == 200, reply.text
-        if body.get("stream"):
+        if request["path"].startswith("/api/"):
+            assert json.loads(reply.text.splitlines()[-1]).get("done", request["path"] == "/api/show")
+        elif body.get("stream"):
             last = reply.text.strip().split("\n\n")[-1]
             assert last.startswith(LAST[request["path"]]), last
         elif request["path"] in ANSWER:
             assert reply.json()[ANSWER[request["path"]]]
-            previous = reply.json()["id"]
+            previous = reply.json().get("id", "")

@@ -237,7 +237,7 @@ RESULT = [  # becomes two messages of a chat
         ("messages must be a list", {"messages": None}),
         ("messages[0].content[0] is video", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}),
         ("Unknown parameter: 'temprature'", {"temprature": 1}),
-        ("does not exist", {"model": "claude-9"}),
+        ("no compiled skill", {"model": "claude-9@nothing"}),
         ("prompt is too long", {"messages": [{"role": "user", "content": "May I return this? " * 20_000}]}),
         ("Unknown parameter: 'n'", {"n": 2}),
         ("stop_sequences must be", {"stop_sequences": [5]}),

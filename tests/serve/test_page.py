@@ -120,7 +120,8 @@ def test_no_page(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [run(["serve", "--port", "0", *options]) for options in ([], ["--no-page"])] == [0, 0]
     assert given == [True, False]
     with started(library, Options(page=False)) as served:
-        assert [served.http.get(place).status_code for place in ("/", "/page/app.js", "/health")] == [404, 404, 200]
+        assert [served.http.get(place).status_code for place in ("/page/app.js", "/health")] == [404, 200]
+        assert served.http.get("/").text == "Ollama is running"
 
 
 def test_nothing_from_elsewhere() -> None:

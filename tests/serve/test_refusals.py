@@ -64,9 +64,8 @@ BEGUN = {"messages": [ASK, LAST]}
 IMAGE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
 NO_TEXT = [{"type": "input_audio"}]
 OTHERS: Json = json.loads(  # of other servers, which would change an answer
-    """{"adaptive_target": 0.5, "min_keep": 2, "ignore_eos": true, "samplers": ["top_k"], "repetition_penalty": 1.1,
-    "guided_choice": ["a", "b"], "stop_token_ids": [5], "reasoning_format": "none", "web_search_options": {},
-    "options": {"temperature": 1}, "functions": [{"name": "f"}], "frequenzy": 1}"""
+    """{"functions": [{"name": "f"}], "documents": ["x"], "lora": [{"id": 1}], "use_beam_search": true,
+    "modalities": ["audio"], "guided_regex": "a+", "frequenzy": 1}"""
 )
 REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, keyword of the message
     (CHAT, {"messages": []}, "messages", ""),
@@ -203,7 +202,7 @@ REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, ke
     (DECISIONS, {"temperature": 1}, "temperature", "Unknown"),
 ]
 NOT_FOUND: list[tuple[str, Json, str, str]] = [
-    (CHAT, {"model": "gpt-5"}, "model", ""),
+    (CHAT, {"model": "gpt-5@nothing"}, "notes.splice", "no compiled skill"),
     (CHAT, {"notes": {"splice": ["return"]}}, "notes.splice", "no compiled skill"),
     (CHAT, {"notes": {"splice": ["../../x"]}}, "notes.splice", "no compiled skill"),
     (CHAT, {"notes": {"splice": ["/etc/passwd"]}}, "notes.splice", "no compiled skill"),
@@ -231,8 +230,8 @@ def test_what_is_refused_is_answered_otherwise(served: Served) -> None:
     for path, body in BODIES.items():
         assert path == COMPILE or served.http.post(path, json=body).status_code == 200, path
     with pytest.raises(openai.NotFoundError) as caught:
-        served.client.chat.completions.create(model="gpt-5", messages=[ASK])  # type: ignore[list-item]
-    assert caught.value.code == "model_not_found"
+        served.client.chat.completions.create(model="tiny@nothing", messages=[ASK])  # type: ignore[list-item]
+    assert caught.value.code == "skill_not_found"
 
 
 def test_a_correction_that_would_leave_no_room(own: Served) -> None:
@@ -344,7 +343,7 @@ def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd:
         for _ in range(2):
             served.chat([ASK], n_keep=4, min_keep=0, moderation=None, max_tokens=1)
         served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
-        served.chat([ASK], 400, keep_alive=1, min_keep=2)
+        served.chat([ASK], 400, keep_alive=1, documents=[2])
         with served.http.stream(
             "POST", "/v1/messages", json={"messages": [ASK], "max_tokens": 1, "stream": True}
         ) as got:
@@ -400,7 +399,7 @@ def test_every_api_takes_the_samplers_of_llama_cpp(parse: Callable[[Json], ChatR
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 1, high + 1)),
+        *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 2, high + 1)),
         *(("mirostat", 1.5), ("typical_p", "0.9"), ("dry_sequence_breakers", "\n"), ("dry_sequence_breakers", [""])),
         *(("dry_sequence_breakers", ["x" * 21]), ("dry_sequence_breakers", list("abcdefghi"))),
     ],

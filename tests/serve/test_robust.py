@@ -202,7 +202,7 @@ def test_what_there_is_instead(served: Served) -> None:
     kind = {"Content-Type": "application/json"}
     reply = served.http.post("/tokenize", content=b'{"content": "\xff"}', headers=kind)
     assert reply.json()["error"]["message"] == "the body is not UTF-8: byte 0xff at position 13"
-    for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/embeddings"):
+    for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/rerank"):
         reply = served.http.post(path, json={})
         error = reply.json()["error"]["message"]
         if path == "/":

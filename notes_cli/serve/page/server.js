@@ -22,7 +22,6 @@ const WORDS = {
   engine_error: "The server could not compute the answer.",
   failed: "The server has stopped working, and must be started again.",
   loading: "The server is still loading its model.",
-  model_not_found: "The server has another model now. Reload this page.",
   no_room: "The server is busy with other answers.",
   queue_full: "Too many questions are waiting.",
   shutting_down: "The server has ended.",
