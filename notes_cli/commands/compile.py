@@ -179,7 +179,7 @@ def command(
         with collecting(failed, word, several=several):
             skills.append(read())
             for warning in skills[-1].warnings:
-                output.say(f"warning: {warning}")
+                output.warn(warning)
     done: list[dict[str, Any]] = []
     if skills:
         with open_model(**model) as opened, opened.compiling():

@@ -60,7 +60,7 @@ _QUESTION = {
     "errata": row(
         "--erratum FIELD=VALUE",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
-        "free text, before the question. Repeatable; of a field the last one wins.",
+        "free text (Note: ...), before the question. Repeatable; of a field the last one wins.",
         callback=errata_of_skills,
         shell_complete=FIELD_VALUES,
         multiple=True,

@@ -124,7 +124,7 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
-        output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
+        output.warn("--api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     options = Options(
         **{name: given[name] for name in SAME},
@@ -175,7 +175,7 @@ def _say_serving(name: str, options: Options, port: int) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
     output.say(f"serving {name} on http://{host}:{port}")
     if not options.keys and not is_loopback(options.host):
-        output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
+        output.warn("anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
 
 def _upstream(target: Target, texts: Sequence[str], options: Options) -> Served:
@@ -208,5 +208,5 @@ def _registered(scheduler: DecodeThread, port: int, settings: dict[str, Any]) ->
                 stack.enter_context(registered(config.paths().servers, server))
             except (OSError, NotesError) as error:
                 why = error.what if isinstance(error, NotesError) else reason(error)
-                output.say(f"warning: notes ask will not find this server: {why}")
+                output.warn(f"notes ask will not find this server: {why}")
         yield

@@ -524,7 +524,7 @@ def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any
             output.result(f"{erratum.skill}.{erratum.field}={erratum.value}: an erratum before the next question")
         output.result(f"{counted(len(edited), 'session')} edited")
         for name, why in skipped.items():
-            output.say(f"warning: session {name} was not edited: {why}")
+            output.warn(f"session {name} was not edited: {why}")
     return 1 if skipped else 0
 
 

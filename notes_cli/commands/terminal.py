@@ -187,7 +187,11 @@ HELP_ALL = "help_all"
 # Options of all commands, unless a command has its own of that name. `notes --help` describes them.
 COMMON = (
     click.Option(
-        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help="Nothing on stderr but errors."
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_quiet,
+        help="Nothing on stderr but errors and warnings.",
     ),
     click.Option(
         ["--color"],

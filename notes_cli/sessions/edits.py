@@ -43,7 +43,7 @@ from notes_cli.text.messages import ErratumPart, TextPart
 def from_segment(segment: Segment, changed: Change | None) -> SkillText:
     """Return the skill that the conversation gets with a segment, with its new values."""
     compiled = {span.name: span.value for span in segment.fields}
-    marks = marks_of(segment.source, segment.text) if segment.fields else ()
+    marks = marks_of(segment.source, segment.text)
     skill = SkillText(segment.name, segment.text, segment.fields, compiled, marks)
     return replace(skill, text=changed.text, fields=changed.spans) if changed else skill
 

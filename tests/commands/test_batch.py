@@ -72,7 +72,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     assert found.code == 1
     assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. The output says why, line by line\n"
     assert [line["line"] for line in got] == list(range(1, len(bad) + 3))
-    assert all(line.keys() == {"version", "line", "id", "error"} for line in got[1:-1])
+    assert all(line.keys() == {"version", "line", "id", "error", "warnings"} for line in got[1:-1])
     with written_at_the_end():
         for line, given in zip(got[1:-3], entries, strict=True):
             if "MESSAGES" in os.environ:
@@ -117,7 +117,7 @@ def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
     errors = {key for key in keys if key.startswith("error")}
     found = notes("ask", "--splice", "returns", "-n", 2, "--batch", "-", stdin=lines('"Why?"', "{"))
     good, bad = answers(found)
-    for document, wanted in ((good, keys.keys() - errors), (bad, {"version", "line", "id"} | errors)):
+    for document, wanted in ((good, keys.keys() - errors), (bad, {"version", "warnings", "line", "id"} | errors)):
         leaves = flat(document, keys)
         assert {key for key, _ in leaves} == set(wanted)
         assert all(type(value) in keys[key] for key, value in leaves)

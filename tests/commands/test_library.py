@@ -84,7 +84,7 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
     for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
         outcome = notes("compile", flag)
         assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
-        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
+        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}, "warnings": []}
 
 
 def test_rm_keeps_what_it_may_not_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from notes_cli.text.messages import Message, TextPart, user_message
 from ..limits import small_files
 from ..sessions.snapshots import forge
 from . import conftest
-from .conftest import Notes, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
 GO_ON = ("ask", "And then?", "--session", "mine", "-n", 3)
@@ -47,6 +48,27 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     chosen = notes("ask", "Sure?", "--session", "mine", "--choices", "yes,no", "--json").json
     last = notes("session", "show", "mine", "--json").json["pieces"][-1]
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
+
+
+def test_a_text_that_was_edited_since(notes: Notes, begun: Path, skill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line on stderr, with -q too, and in the JSON: for a question, for a turn also after it was compiled again, and
+    for what sessions keep when the skill is removed, which a terminal asks about."""
+    assert notes(*GO_ON, "-q").err == "" and notes(*GO_ON, "--json").json["warnings"] == []
+    skill.write_text(TEXT.replace("gold", "basic"))
+    question = ("ask", "Why?", "--splice", "returns", "-n", 1)
+    edited, kept = "returns: the text has changed", "session mine keeps the text of returns as it was before an edit"
+    for again in ((), ("compile", skill)):
+        asked = [] if again else [(question, edited)]
+        assert not again or notes(*again).code == 0
+        for command, line in (*asked, (GO_ON, kept)):
+            assert notes(*command, "-q").err.startswith(f"warning: {line}")
+            (warning,) = notes(*command, "--json").json["warnings"]
+            assert warning.startswith(line)
+    assert notes(*question, "-q").err == ""
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
+    refused = notes("rm", "returns", stdin="n\n")
+    assert refused.code == 1 and "warning: session mine keeps the text of returns. To remove it there" in refused.err
+    assert notes("rm", "returns", stdin="y\n").code == 0
 
 
 def test_rope_settings_of_the_first_turn_hold(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
