@@ -75,6 +75,7 @@ class Help(Enum):
 
     # Files.
     REMOVE_FILE = "Remove {path}"
+    END_WAIT = "Ctrl-C ends the wait"
     CLOSE_FOLDERS = "Look through it, then take from others the right to write in {folders}"
 
     def __call__(self, **values: object) -> Remedy:

@@ -96,17 +96,17 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
 
     \b
     Examples:
-      notes ask "May I return this?" --splice returns
-      notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-      notes ask "..." --splice returns --field date=2026-07-01 --method suffix
-      notes ask "May I return this?" --splice returns --think
-      notes ask "And a week later?" --session mine
-      notes ask "What can I eat?" --session mine --memory profile.md
-      date | notes ask --session mine --result get_date=-
-      echo "May I return this?" | notes ask --splice returns --choices yes,no
-      notes ask "Which date counts?" --splice returns -j answer.schema.json
-      notes ask "What is the total?" --image receipt.jpg --mmproj mmproj.gguf
-      notes ask --batch questions.jsonl --splice returns > answers.jsonl
+      notes ask "Which carrier delivers?" --splice store-handbook
+      notes ask "How long?" --splice store-handbook --erratum "Warranty=1 year"
+      notes ask "Who?" --splice store-handbook --field Carrier=Me --method suffix
+      notes ask "How much is shipping?" --splice store-handbook --think
+      notes ask "Which carrier delivers?" --splice store-handbook --session mine
+      notes ask "And how long does it take?" --session mine
+      notes ask "What is the fee?" --session mine --memory fees
+      echo "Is it closed?" | notes ask --splice store-handbook --choices yes,no
+      notes ask "Name a city." -j '{"properties": {"city": {"type": "string"}}}'
+      echo "Who is the manager?" > questions.txt
+      notes ask --batch questions.txt --splice store-handbook > answers.jsonl
     """
     if len(question) > 1:
         words = " ".join(question)
@@ -158,7 +158,7 @@ def _ask_here(options: Options, started: float, given: Mapping[str, Any]) -> dic
         else:
             from notes_cli.api import Model
 
-            with Model(workspace).session(name) as session:
+            with Model(workspace).session(name, say=callbacks.on_event) as session:
                 goes_on = not session.empty
                 if goes_on:
                     request = request_of(of_later_turn(options, name))

@@ -78,7 +78,7 @@ _QUESTION = {
         rare=True,
     ),
 }
-_ANSWER = {
+ANSWER = {
     "max_tokens": row(
         "-n --max-tokens --predict --n-predict",
         "At most so many tokens of answer, -1: until the answer or the context ends.",
@@ -142,7 +142,7 @@ _SPLICE = {  # all are rare
 }
 QUESTION = {
     **_QUESTION,
-    **{name: partial(make, group="Answer") for name, make in _ANSWER.items()},
+    **{name: partial(make, group="Answer") for name, make in ANSWER.items()},
     **{name: partial(make, group="Splice", rare=True) for name, make in _SPLICE.items()},
 }
 

@@ -101,9 +101,9 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
     \b
     Examples:
       notes serve
-      notes serve -m model.gguf -c 32768
-      notes serve --splice returns --erratum date=2026-07-01
-      notes serve --api-key secret --host 0.0.0.0 --parallel 32
+      notes serve -m notes-tiny -c 4096 --parallel 4
+      notes serve --splice store-handbook --erratum "Carrier=Kestrel Freight"
+      notes serve --api-key secret --host 0.0.0.0
       notes serve --upstream http://127.0.0.1:8000 --skills skills/
     """
     from notes_cli.library.safe_files import raise_file_limit

@@ -308,7 +308,7 @@ def _force_exit(number: int) -> None:
     """Clean up and end the process from another thread while the main thread computes, unless that is ending too."""
     from notes_cli.engine import interrupts
 
-    if not signals.claim(wait=False):
+    if signals.holding or not signals.claim(wait=False):
         return
     signals.received = signals.received or number
     output.clear()

@@ -19,7 +19,7 @@ from notes_cli.commands.options import (
     model_options,
     open_model,
 )
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, print_notice, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, option, piped_text, read_text
 from notes_cli.errors import NotesError
@@ -88,12 +88,12 @@ def command(
 
     \b
     Examples:
-      notes verify returns
-      notes verify returns --question "May I return this?" --choices yes,no
-      notes verify returns shipping --questions mine.txt
-      notes verify returns --erratum "date=2026-07-01" --json
-      notes verify returns --field date=2026-07-01 --save
-      notes verify --session mine --question "May I return this?"
+      notes verify store-handbook
+      notes verify store-handbook --question "Is it closed?" --choices yes,no
+      notes verify store-handbook fees --questions questions.txt
+      notes verify store-handbook --erratum "Carrier=Kestrel Freight" --json
+      notes verify store-handbook --field "Carrier=Kestrel Freight" --save
+      notes verify --session mine --question "Which carrier delivers?"
     """
     if bool(names) == bool(session):
         raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
@@ -117,7 +117,7 @@ def command(
         report: Report
         entries: Sequence[Entry] = ()
         if session:
-            with opened.session(session, new=False, reading=True) as conversation:
+            with opened.session(session, new=False, reading=True, say=print_notice) as conversation:
                 report, entries = conversation.verify(questions, **how), conversation.entries
         else:
             how |= {name: given[name] for name in ("errata", "methods", "system", "seam")}

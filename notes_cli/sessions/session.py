@@ -21,6 +21,7 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, NotesError, Notice, Say, SessionError, UnsupportedError
 from notes_cli.library.container import peek
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
+from notes_cli.library.store import is_unmodified
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import assemble, place_segment, record_uses
 from notes_cli.runtime.open_skills import SkillRef
@@ -157,7 +158,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
 
     def _warn_edited(self, say: Say) -> None:
         """Warn once of each skill whose file has another text than the session keeps."""
-        from notes_cli.runtime.freshness import Stale, text_changed
+        from notes_cli.runtime.freshness import Stale, text_changed  # few turns need it
 
         for skill in self.state.skills:
             path = self.workspace.library.path(skill.name, self.workspace.identity)
@@ -167,8 +168,11 @@ class Session(SessionKV, AbstractContextManager["Session"]):
             marks = marks_of(info.source, info.text)
             if set(marks).isdisjoint(skill.marks):  # another skill of that name
                 continue
-            changed = text_changed(info)
-            if marks[0] not in skill.marks or (changed and changed.kind is Stale.TEXT):
+            edited = marks[0] not in skill.marks
+            if not (edited or is_unmodified(info.source, info.stamp, path)):
+                changed = text_changed(info)
+                edited = changed is not None and changed.kind is Stale.TEXT
+            if edited:
                 self._warned |= {skill.name}
                 text = f"session {self.stored.name} keeps the text of {skill.name} as it was before an edit"
                 say(Notice(text, Help.EDIT_SESSION(name=self.stored.name), warning=True))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import SAMPLES
 
+from notes_cli import output, signals
 from notes_cli.commands import session
+from notes_cli.commands.request import AnswerPrinter
 from notes_cli.config import paths
 from notes_cli.engine.pieces import Reason
+from notes_cli.library import safe_files
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import Entry, State, Turn, serialize
 from notes_cli.text.messages import Message, TextPart, user_message
@@ -213,14 +217,20 @@ def test_ls_and_rm(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not begun.exists() and notes("session", "rm", "-y", "other").out == f"{begun.parent / 'other'}\n"
 
 
-def test_a_session_in_use_by_another_process(notes: Notes, begun: Path) -> None:
-    """While it is locked, ask, edit and undo fail at once, and rm of several removes none."""
+def test_a_session_in_use_by_another_process(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is locked, rm of several removes none. Ask, edit, chat and undo wait, and say so."""
     assert notes("session", "fork", "mine", "other").code == 0
-    rm = ("session", "rm", "-y", "other", "mine")
     with Sessions(paths().sessions).locked("mine"):
-        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine"), rm):
-            assert "session mine is open already" in notes(*arguments).refusal()
+        assert "session mine is open already" in notes("session", "rm", "-y", "other", "mine").refusal()
     assert notes("session", "ls", "-q").out == "mine\nother\n"
+    monkeypatch.setattr(safe_files, "NOTICE", 0.01)
+    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("chat", "mine"), ("session", "undo", "mine")):
+        held = ExitStack()
+        held.enter_context(Sessions(paths().sessions).locked("mine"))
+        with monkeypatch.context() as patch:  # another process ends when it is waited for
+            patch.setattr(safe_files, "_holder", lambda path, held=held: held.close() or "process 7")
+            outcome = notes(*arguments)
+        assert outcome.code == 0 and "waiting for process 7, which has session mine open. Ctrl-C ends" in outcome.err
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
@@ -263,6 +273,37 @@ def test_a_conversation(notes: Notes, returns: None) -> None:
     later = notes("chat", "mine", stdin="/undo\n/exit\nnever asked")
     assert "1 turn" not in later.out and f"took back: {QUESTION}" in later.err
     assert notes("session", "show", "mine", "--json").json["turns"] == 1
+
+
+CUT_AT_12 = "the answer was cut after 12 tokens. Let it have more: -n 24"
+
+
+def test_ctrl_c_ends_an_answer_of_a_chat(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn is kept as it is, and the next question is answered; at the prompt it ends the chat."""
+    typed, write = iter(["Why?", "And then?"]), AnswerPrinter.answer
+    monkeypatch.setattr(signals, "working", True)
+    monkeypatch.setattr(signals, "received", 0)
+    monkeypatch.setattr("notes_cli.commands.chat._interactive", lambda: True)
+    monkeypatch.setattr(output, "read_line", lambda prompt: next(typed, None) or signal.raise_signal(signal.SIGINT))
+
+    def interrupted(printer: AnswerPrinter, text: str) -> None:
+        write(printer, text)
+        if text:
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr(AnswerPrinter, "answer", write)
+
+    monkeypatch.setattr(AnswerPrinter, "answer", interrupted)
+    before = signal.signal(signal.SIGINT, signals._on_signal)
+    try:
+        outcome = notes("chat", "talk", "-n", 12, "--temp", 2, "--seed", 3, "--top-k", 0, "--min-p", 0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signals.received = 0
+    assert outcome.code == 130 and outcome.err.splitlines()[1:] == [CUT_AT_12, "notes: interrupted"]
+    pieces = notes("session", "show", "talk", "--json").json["pieces"]
+    first, second = (piece["tokens"] for piece in pieces if piece["kind"] == "answer")
+    assert 0 < first < 4 and second == 12
 
 
 def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> None:
