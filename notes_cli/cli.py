@@ -130,10 +130,11 @@ def cli(ctx: click.Context) -> None:
 
     \b
     Examples:
-      notes compile returns                            prefill a skill once
-      notes ask "May I return this?" --splice returns
-      notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-      notes verify returns --erratum "date=2026-07-01"
+      notes init                            # sample skills in skills/
+      notes compile store-handbook          # prefill a skill once
+      notes ask "Which carrier delivers?" --splice store-handbook
+      notes ask "Which carrier delivers?" --splice store-handbook \\
+        --erratum "Carrier=Kestrel Freight"
     """
     from notes_cli.config import aliases, load_config
 

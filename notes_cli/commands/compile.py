@@ -125,21 +125,17 @@ def command(
 
     \b
     Examples:
-      notes compile skill.txt
-      notes compile skills/store-handbook
-      notes compile skills/                          each skill in it
-      notes compile docs/                            each text in it
-      cat policy.md | notes compile - --name policy
-      notes compile pdf                              the Agent Skill of that name
-      notes compile --all                            every one of them
-      notes compile --stale                          what is out of date
-      notes compile manual.md --blocks headings
-      notes compile manual.md --kv q8_0              a file of half the size
-      notes compile returns shipping --together shop
-      notes compile returns + shipping               the same, as returns-shipping
-      notes compile tools.json -m model.gguf
-      notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
-      notes compile --from returns -m other.gguf     its text, for another model
+      notes compile skills/store-handbook   # a file or a folder
+      notes compile style-guide             # a sample, or an Agent Skill
+      notes compile skills/                 # each skill in it
+      echo "fee: 12" | notes compile - --name fees
+      notes compile --all                   # all Agent Skills
+      notes compile --stale                 # what is out of date
+      notes compile skills/api-reference --blocks headings
+      notes compile api-reference --kv q8_0 # a file of half the size
+      notes compile fees + style-guide      # as one: fees-style-guide
+      notes compile fees style-guide --together shop
+      notes compile --from fees -m notes-tiny   # its text, for another model
     """
     from notes_cli.runtime.freshness import Shape, Source, Sources, places, skill_from_segment
     from notes_cli.text.skill import TEXTS

@@ -69,7 +69,7 @@ def ls_command(long: bool, sort: str, quiet: bool, learned: bool, json_: bool) -
     Examples:
       notes ls
       notes ls --long --sort used
-      notes ls -q | xargs notes rm
+      notes ls -q | xargs -n 1 notes inspect
     """
     store = library(learned=learned)
     rows = sorted(_files(store), key=SORTS[sort], reverse=sort != "name")
@@ -231,8 +231,8 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
 
     \b
     Examples:
-      notes inspect returns
-      notes inspect returns --text
+      notes inspect store-handbook
+      notes inspect store-handbook --text
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")

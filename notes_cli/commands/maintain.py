@@ -78,8 +78,7 @@ def rm_command(
 
     \b
     Examples:
-      notes rm returns
-      notes ls -q | xargs notes rm
+      notes rm fees shop
       notes rm --older-than 30d --dry-run
       notes rm --max-size 10GB
       notes rm --stale -y
@@ -98,9 +97,9 @@ def rm_command(
         for name in names:  # all or nothing: a typing error removes nothing
             if name not in store.names():
                 raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
+        removed = [file for name in names for file in files if file.name == name]
         if _warn_of_sessions(names) and output.asks() and not (yes or dry_run) and not _confirmed(removed):
             return 1
-        removed = [file for name in names for file in files if file.name == name]
         for name in () if dry_run else names:
             store.remove(name)
     else:
@@ -133,6 +132,7 @@ def rm_command(
         output.say(f"removed {_count_files(removed)}" if removed else "there is nothing to remove")
     return 0
 
+
 def _warn_of_sessions(skills: Sequence[str]) -> bool:
     """Name the sessions that keep the texts of these skills; return True if there are any."""
     sessions, found = own_sessions(), False
@@ -142,7 +142,6 @@ def _warn_of_sessions(skills: Sequence[str]) -> bool:
                 output.warn(f"session {name} keeps the text of {skill}. To remove it there: notes session rm {name}")
                 found = True
     return found
-
 
 
 def _confirmed(files: Sequence[LibraryFile]) -> bool:
@@ -193,8 +192,8 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
     \b
     Examples:
-      notes export returns returns.gguf
-      notes export returns support /srv/share/skills/
+      notes export style-guide style-guide.gguf
+      notes export store-handbook style-guide shared/
     """
     from notes_cli.library.store import export
 
@@ -239,8 +238,8 @@ def import_command(
 
     \b
     Examples:
-      notes import returns.gguf
-      notes import /srv/share/skills -m model.gguf
+      notes import style-guide.gguf
+      notes import shared/
     """
     wanted = [list(group) for source in sources for group in _groups(source)]
     if name and len(wanted) > 1:
