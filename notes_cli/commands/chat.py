@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output, signals
+from notes_cli import output
 from notes_cli.commands.options import SESSIONS, Number, answers_of, model_options, named, open_model, without_memory
 from notes_cli.commands.remedies import print_notice, worded
 from notes_cli.commands.request import ANSWER, AnswerPrinter, question_options, read_constraints
-from notes_cli.commands.terminal import Command, standard_input
+from notes_cli.commands.terminal import Command, ended_by_ctrl_c, standard_input
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -146,7 +144,7 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        with AnswerPrinter(self._options) as printer, ended_by_ctrl_c() as ended:
+        with AnswerPrinter(self._options) as printer, ended_by_ctrl_c(wanted=_interactive()) as ended:
             callbacks = replace(printer.callbacks(self._model.workspace), ended=ended)
             errata, splice = self._errata, self._splice
             self._errata, self._splice, self._typed = [], [], []
@@ -160,21 +158,6 @@ class Chat:
     def _announce(self, typed: str) -> None:
         self._typed.append(typed)
         output.say(f"with the next question: {output.line(typed)}")
-
-
-@contextmanager
-def ended_by_ctrl_c() -> Iterator[Callable[[], bool]]:
-    """On a terminal, let Ctrl-C end an answer and not the program, unless it comes twice; yield if it came."""
-    if not _interactive():
-        yield lambda: False
-        return
-    signals.holding = True
-    try:
-        yield lambda: signals.received != 0
-    finally:
-        signals.holding = False
-        if signals.received == signal.SIGINT:
-            signals.received = 0
 
 
 def _interactive() -> bool:

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -294,6 +295,19 @@ def _decode(data: bytes, source: str) -> str:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{source} is not UTF-8 text (byte {error.start})") from error
+
+
+@contextmanager
+def ended_by_ctrl_c(*, wanted: bool = True) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end the work in the block and not the program; yield a function that says if it came.
+    `wanted`: False leaves Ctrl-C as it is."""
+    signals.holding = wanted
+    try:
+        yield lambda: wanted and signals.received != 0
+    finally:
+        signals.holding = False
+        if wanted and signals.received == signal.SIGINT:
+            signals.received = 0
 
 
 def end_when_late() -> None:

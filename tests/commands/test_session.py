@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
-from notes_cli import output, signals
+from notes_cli import output
 from notes_cli.commands import session
 from notes_cli.commands.request import AnswerPrinter
 from notes_cli.config import paths
@@ -25,7 +25,7 @@ from notes_cli.text.messages import Message, TextPart, user_message
 from ..limits import small_files
 from ..sessions.snapshots import forge
 from . import conftest
-from .conftest import TEXT, Notes, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, ctrl_c, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
 GO_ON = ("ask", "And then?", "--session", "mine", "-n", 3)
@@ -281,8 +281,6 @@ CUT_AT_12 = "the answer was cut after 12 tokens. Let it have more: -n 24"
 def test_ctrl_c_ends_an_answer_of_a_chat(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The turn is kept as it is, and the next question is answered; at the prompt it ends the chat."""
     typed, write = iter(["Why?", "And then?"]), AnswerPrinter.answer
-    monkeypatch.setattr(signals, "working", True)
-    monkeypatch.setattr(signals, "received", 0)
     monkeypatch.setattr("notes_cli.commands.chat._interactive", lambda: True)
     monkeypatch.setattr(output, "read_line", lambda prompt: next(typed, None) or signal.raise_signal(signal.SIGINT))
 
@@ -293,13 +291,8 @@ def test_ctrl_c_ends_an_answer_of_a_chat(notes: Notes, begun: Path, monkeypatch:
             monkeypatch.setattr(AnswerPrinter, "answer", write)
 
     monkeypatch.setattr(AnswerPrinter, "answer", interrupted)
-    before = signal.signal(signal.SIGINT, signals._on_signal)
-    try:
+    with ctrl_c(monkeypatch):
         outcome = notes("chat", "talk", "-n", 12, "--temp", 2, "--seed", 3, "--top-k", 0, "--min-p", 0)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signals.received = 0
     assert outcome.code == 130 and outcome.err.splitlines()[1:] == [CUT_AT_12, "notes: interrupted"]
     pieces = notes("session", "show", "talk", "--json").json["pieces"]
     first, second = (piece["tokens"] for piece in pieces if piece["kind"] == "answer")
