@@ -69,8 +69,7 @@ run = Run()
 
 def begin(*, json: bool) -> None:
     """Reset the state for a new run."""
-    run.json, run.printed, run.colour, run.quiet = json, False, "auto", False
-    run.warnings.clear()
+    run.json, run.printed, run.colour, run.quiet, run.warnings = json, False, "auto", False, []
 
 
 def open_streams() -> None:

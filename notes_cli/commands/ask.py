@@ -46,6 +46,7 @@ from notes_cli.commands.request import (
 from notes_cli.commands.terminal import Command, converted, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.names import human_time
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
         done = failed = 0
         for outcome in model.ask_many(requests, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = waiting.popleft()
-            head = {"version": 1, "line": line, "id": key}
+            head = {"version": 1, "line": line, "id": key, "question": request and request.question}
             if isinstance(outcome, NotesError):
                 failed += 1
                 output.as_json({**head, "error": {"message": worded(outcome), "status": 1}}, indent=None)
@@ -367,6 +368,8 @@ def _value(key: str, value: Any) -> Any:
     """Convert a JSON value as the option of that name does. Raises NotesError for another type or an invalid value."""
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     option = next(parameter for parameter in click.get_current_context().command.params if parameter.name == key)
+    if key == "errata" and isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return of_fields(value)
     if key == "fields":
         if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
             _refuse(key, value, "an object of strings")
@@ -376,7 +379,8 @@ def _value(key: str, value: Any) -> Any:
     if key == "json_schema":  # a string would be taken for a file or a schema's text
         return value if isinstance(value, (dict, bool)) else _refuse(key, value, "an object, or true")
     if option.multiple:
-        return tuple(value) if texts else _refuse(key, value, "a list of strings")
+        also = ", or an object of fields and values" if key == "errata" else ""
+        return tuple(value) if texts else _refuse(key, value, f"a list of strings{also}")
     if getattr(option, "is_flag", False):
         return value if isinstance(value, bool) else _refuse(key, value, "true or false")
     if isinstance(option.type, Number):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,8 +236,6 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
     from notes_cli.text.tools import ToolSet
 
     tools = isinstance(source.skill, ToolSet)
-    if source.latest is None:
-        return replace(options, blocks=options.blocks or (None if tools else 1), kv=options.kv or "f16")
     previous = shape(source, known.library, model.workspace.identity)
     return Shape(options.blocks or (None if tools else previous.blocks), options.kv or previous.kv)
 

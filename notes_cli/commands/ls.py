@@ -143,6 +143,7 @@ def _table(rows: Sequence[Facts], long: bool) -> None:
     names = ("name", "tokens", "size", "model", "compiled", *more, "state", "fields", *last)
     shown = {name: [_cell(facts, name) for facts in rows] for name in names}
     if not output.terminal():
+        shown["fields"] = [cell if long else _cut(cell, output.COLUMNS) for cell in shown["fields"]]
         output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
         return
     models = list(dict.fromkeys(filter(None, shown["model"])))

@@ -97,7 +97,10 @@ ANSWER = {
         "--grammar FILE", "Hold the answer to a grammar (GBNF): a file, or the grammar itself.", once=True, rare=True
     ),
     "temperature": row(
-        "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
+        "--temp --temperature",
+        "Temperature, 0: always the likeliest token.",
+        type=Number(0, 100, kind=float),
+        default=0.0,
     ),
     "top_k": row("--top-k", "Sample from the k likeliest tokens, 0: all.", rare=True, type=Number(0), default=40),
     "top_p": row("--top-p", "Sample from the likeliest, p in all.", rare=True, type=_SHARE, default=0.95),

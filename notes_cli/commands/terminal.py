@@ -214,6 +214,13 @@ COMMON = (
 )
 
 
+def variable_of(ctx: click.Context, parameter: click.Parameter | None) -> str:
+    """Return the environment variable that an option's value came from; empty if it came from elsewhere."""
+    name = parameter.name if parameter else None
+    from_environment = name and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+    return str(parameter.envvar) if parameter and from_environment else ""
+
+
 def keys_of(command: click.Command) -> set[str]:
     """Return the names of a command's settings: its long and short flags without dashes."""
     if isinstance(command, click.Group):

@@ -170,6 +170,8 @@ def _edit(kv: SessionKV, target: Reference, value: str, method: Method | None) -
         if reason:
             method, chosen, planned = ERRATUM, f"{chosen}; {ERRATUM} instead: {reason}", ([], state)
     patches, after = planned
+    changed_rows = sum(last - first for first, last in kv.places(planned, again=again)) if patches else 0
+    computed = changed_rows if again else sum(len(patch.tokens) for patch in patches)
     after = after.given(
         *(key, value),
         in_place=method.edits_rows,
@@ -177,7 +179,8 @@ def _edit(kv: SessionKV, target: Reference, value: str, method: Method | None) -
         method=str(method),
         read_at=now(),
         position=patches[0].first if patches else len(state.tokens),
-        rewritten=sum(last - first for first, last in kv.places(planned, again=again)) if patches else 0,
+        rewritten=computed,
+        moved=changed_rows - computed,
         contradicted=not method.appends_erratum and key in state.corrections.stated and not can_cut(kv),
         detail=chosen,
     )

@@ -307,7 +307,7 @@ class Sessions:
 
     def find(self, name: str) -> SessionFolder:
         """Open a session to read. Raises SessionError, with similar names, if there is none."""
-        name, known = names.typed(name), self.names()
+        name, known = names.typed(name.lower()), self.names()
         if name not in known:
             near = get_close_matches(name, known, n=3)
             hint = f". Did you mean {' or '.join(near)}?" if near else ""
@@ -321,7 +321,7 @@ class Sessions:
         """Lock a session for this process. `new`: it need not exist; it is removed again if the first turn is not
         written. `reading`: nothing is written, so a read-only folder will do. `say`: wait until it is free, with a
         notice of a long wait. Raises SessionError if there is no such session, or it is locked and `say` is None."""
-        name = names.typed(name)
+        name = names.typed(name.lower())
         if not new:
             self.find(name)  # before anything is written
         with self._lock(name, reading, say), _remove_if_unused(self.folder / name):

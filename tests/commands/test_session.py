@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +53,17 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     chosen = notes("ask", "Sure?", "--session", "mine", "--choices", "yes,no", "--json").json
     last = notes("session", "show", "mine", "--json").json["pieces"][-1]
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
+
+
+def test_an_edit_says_what_it_computed_and_what_it_moved(notes: Notes, begun: Path) -> None:
+    """A longer value moves what follows; a session is found by its name in capitals, too."""
+    tokens = notes("session", "show", "Mine", "--json").json["tokens"]
+    outcome = notes("edit", "MINE", "--field", "tier=platinum")
+    found = re.match(r"tier=platinum: (\d+) rows recomputed, (\d+) moved; an erratum", outcome.out)
+    assert found and 0 < int(found[1]) < 12 and 12 < int(found[2]) < tokens, outcome
+    assert " moved" not in notes("edit", "mine", "--field", "date=2026-06-02").out
+    assert notes("ask", "Why?", "--session", "Monday", "-n", 1).code == 0
+    assert notes("session", "ls", "-q").out == "mine\nmonday\n"
 
 
 def test_a_text_that_was_edited_since(notes: Notes, begun: Path, skill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
