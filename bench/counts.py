@@ -48,7 +48,7 @@ LIMITS = {
     "package files": Bound(126, 130),
     "test lines": Bound(34_975, 29_500),
     "bench and training lines": Bound(15_725, 16_500),
-    "docs lines": Bound(3_844, 4_000),
+    "docs lines": Bound(3_845, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(269, 260),
     "stored results in KB": Bound(97, 200),
