@@ -25,7 +25,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import NotesError, Notice, Say
 from notes_cli.runtime.answering import ask, ask_stream, explain
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
@@ -429,11 +429,12 @@ class Model(_AsyncMethods):
         return Sessions(self.workspace.paths.sessions)
 
     @synchronized
-    def session(self, name: str, *, new: bool = True, reading: bool = False) -> Session:
+    def session(self, name: str, *, new: bool = True, reading: bool = False, say: Say | None = None) -> Session:
         """Start or continue a session on disk, locked until it or the model is closed.
 
         new: Create the session if it does not exist.
         reading: Open it without changes, as a read-only folder requires.
+        say: Wait while another process has it open, with a notice after a second.
 
         Raises SessionError if it does not exist, is open already or belongs to another model, UnsupportedError if this
         model's K/V cannot be saved.
@@ -441,7 +442,7 @@ class Model(_AsyncMethods):
         from notes_cli.sessions.session import Session as LiveSession
 
         with ExitStack() as stack:
-            stored = stack.enter_context(self.sessions.locked(name, new=new, reading=reading))
+            stored = stack.enter_context(self.sessions.locked(name, new=new, reading=reading, say=say))
             live = stack.enter_context(LiveSession(self.workspace, stored))
             return Session(live, stack.pop_all(), self._sessions)
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, signals
-from notes_cli.commands.terminal import COMMON, add_common_options, common_options, defaults_of, keys_of
+from notes_cli.commands.terminal import COMMON, add_common_options, common_options, defaults_of, keys_of, variable_of
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -130,10 +130,11 @@ def cli(ctx: click.Context) -> None:
 
     \b
     Examples:
-      notes compile returns                            prefill a skill once
-      notes ask "May I return this?" --splice returns
-      notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-      notes verify returns --erratum "date=2026-07-01"
+      notes init                            # sample skills in skills/
+      notes compile store-handbook          # prefill a skill once
+      notes ask "Which carrier delivers?" --splice store-handbook
+      notes ask "Which carrier delivers?" --splice store-handbook \\
+        --erratum "Carrier=Kestrel Freight"
     """
     from notes_cli.config import aliases, load_config
 
@@ -278,6 +279,8 @@ def _failed(error: Exception, arguments: list[str]) -> int:
         output.log(error.format_message() + "\n")
         return USAGE
     if isinstance(error, click.UsageError):
+        if isinstance(error, click.BadParameter) and error.ctx and (variable := variable_of(error.ctx, error.param)):
+            error.param_hint = variable
         path = error.ctx.command_path if error.ctx else _command_path(arguments)
         message = " ".join(error.format_message().split())
         return output.fail(f"{message}{'' if message.endswith(('.', '?', '?)')) else '.'} See: {path} --help", USAGE)

@@ -75,6 +75,7 @@ class Help(Enum):
 
     # Files.
     REMOVE_FILE = "Remove {path}"
+    END_WAIT = "Ctrl-C ends the wait"
     CLOSE_FOLDERS = "Look through it, then take from others the right to write in {folders}"
 
     def __call__(self, **values: object) -> Remedy:
@@ -105,6 +106,9 @@ def with_advice(what: str, advice: object) -> str:
     return f"{what} {advice}" if what.endswith("?") else f"{what}. {advice}"
 
 
+WARNING = "warning: "
+
+
 class Notice(NamedTuple):
     """A message that stops nothing; `warning` marks a likely mistake."""
 
@@ -113,12 +117,7 @@ class Notice(NamedTuple):
     warning: bool = False
 
     def __str__(self) -> str:
-        return f"{self.opening}{with_advice(self.what, self.remedy)}"
-
-    @property
-    def opening(self) -> str:
-        """Prefix of its line."""
-        return "warning: " if self.warning else ""
+        return f"{WARNING if self.warning else ''}{with_advice(self.what, self.remedy)}"
 
 
 Say = Callable[[Notice], object]  # a callback for notices

@@ -74,7 +74,8 @@ def why(piece: Piece | Entry) -> str:
 
 
 def edit_why(entry: Entry) -> str:
-    parts = [f"{entry.rewritten} row{'s' * (entry.rewritten != 1)} recomputed"] if entry.rewritten else []
+    moved = f", {entry.moved} moved" if entry.moved else ""
+    parts = [f"{entry.rewritten} row{'s' * (entry.rewritten != 1)} recomputed{moved}"] if entry.rewritten else []
     if entry.erratum:
         parts.append("an erratum before the next question")
     if entry.contradicted:

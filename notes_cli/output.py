@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 
 import click
@@ -60,7 +60,8 @@ class Run:
     json: bool = False  # print errors as JSON on stdout, too, and no progress
     printed: bool = False  # a JSON document was printed
     colour: str = "auto"  # one of COLOURS
-    quiet: bool = False  # print nothing but errors on stderr, and no progress
+    quiet: bool = False  # print nothing but errors and warnings on stderr, and no progress
+    warnings: list[str] = field(default_factory=list)  # so far, for JSON documents
 
 
 run = Run()
@@ -68,7 +69,7 @@ run = Run()
 
 def begin(*, json: bool) -> None:
     """Reset the state for a new run."""
-    run.json, run.printed, run.colour, run.quiet = json, False, "auto", False
+    run.json, run.printed, run.colour, run.quiet, run.warnings = json, False, "auto", False, []
 
 
 def open_streams() -> None:
@@ -135,6 +136,13 @@ def remark(message: str) -> None:
         say(message)
 
 
+def warn(message: str) -> None:
+    """Print a warning on stderr, even if quiet, and add it to the JSON documents that follow."""
+    if run.json and message not in run.warnings:
+        run.warnings.append(message)
+    log(f"warning: {message}".replace("\n", "\\n") + "\n")
+
+
 def error(message: str) -> None:
     """Print the error of one of several things on stderr, even if quiet."""
     log(f"notes: {message}".replace("\n", "\\n") + "\n")
@@ -190,7 +198,10 @@ def watched() -> bool:
 
 
 def as_json(value: Any, indent: int | None = 2) -> None:
-    """Print a JSON document on stdout, with harmful characters escaped. `indent`: None for one line."""
+    """Print a JSON document on stdout, with harmful characters escaped; an object gets the warnings so far. `indent`:
+    None for one line."""
+    if isinstance(value, dict):
+        value = {**value, "warnings": run.warnings}
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     _write(_JSON_HARMFUL.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
     run.printed = True

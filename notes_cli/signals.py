@@ -24,6 +24,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 received = 0  # first signal received; 0: none
 working = False  # True while KeyboardInterrupt is caught
+holding = False  # True: the first SIGINT is left in `received`, for a program that goes on
 _ending = _thread.RLock()  # held by the thread that ends the process, and never released
 
 
@@ -52,6 +53,8 @@ def _on_signal(number: int, _frame: Any) -> None:
     second, received = bool(received), received or number
     if second or not working:
         end()
+    if holding and number == signal.SIGINT:
+        return
     if hasattr(signal, "setitimer"):  # else a dropped interrupt is noticed at the end, by `received`
         signal.signal(signal.SIGALRM, _raise_again)
         signal.setitimer(signal.ITIMER_REAL, _INTERVAL, _INTERVAL)

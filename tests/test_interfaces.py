@@ -18,7 +18,7 @@ from notes_cli import api, config
 from notes_cli.commands.ask import command
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.limits import ContextOptions
-from notes_cli.errors import NotesError, Notice
+from notes_cli.errors import WARNING, NotesError, Notice
 from notes_cli.explanations import answer_as_json
 from notes_cli.runtime.workspace import Workspace
 from tests.events import on
@@ -183,13 +183,18 @@ def at_home(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 Outcome = tuple[Any, list[str]]  # a document with the answer, or the text of an error; and the notices
-OWN = {"ms", "server", "line", "id", "version", "session", "memory", "sampling", "identity", "probabilities"}
+OWN = {"ms", "server", "line", "id", "version", "warnings", "question", "session", "memory"}
+OWN |= {"sampling", "identity", "probabilities"}
 
 
 def in_python(model: api.Model, options: Json) -> Outcome:
     notices: list[str] = []
+
+    def note(notice: Notice) -> None:
+        notices.append(f"{WARNING if notice.warning else ''}{worded(notice)}")
+
     try:
-        answer = model.ask(**options, callbacks=on(Notice, lambda notice: notices.append(worded(notice))))
+        answer = model.ask(**options, callbacks=on(Notice, note))
     except NotesError as error:
         return worded(error), []
     return answer_as_json(answer, time.perf_counter()), notices
@@ -256,7 +261,8 @@ def test_an_answer_differs_between_interfaces(
     served, of_server = by_command(options, server.url)
     assert list(served) == list(document) and [bare(one) for one in of_server] == [bare(one) for one in notices]
     assert min(time for time in served["ms"].values() if time is not None) >= 0
-    assert {**served, "server": None, "ms": None} == {**document, "ms": None} and served["server"] == server.url
+    own = {"server": None, "ms": None, "warnings": None}  # a server words advice for clients
+    assert {**served, **own} == {**document, **own} and served["server"] == server.url
 
 
 @pytest.mark.parametrize("options", [whole(options) for options, _ in QUESTIONS], ids=named)
@@ -268,7 +274,7 @@ def test_a_plan_differs_from_the_prompt(model: api.Model, server: Running, optio
         run_here("ask", *words_of(options), "--json", "--explain", "--server", where).json
         for where in ("off", server.url)
     )
-    assert {**there, "server": None} == here and there["server"] == server.url
+    assert {**there, "server": None, "warnings": None} == {**here, "warnings": None} and there["server"] == server.url
     assert here["pieces"] == answer_as_json(answer, 0)["pieces"][: len(plan.pieces)]
 
 

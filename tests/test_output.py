@@ -77,9 +77,9 @@ def test_an_answer_is_harmless_on_a_terminal_and_whole_in_a_pipe(monkeypatch: py
 def test_json_and_errors_spell_out_what_is_harmful(capsys: pytest.CaptureFixture[str]) -> None:
     """The value is the same, the terminal is left alone, and a lone surrogate does not break UTF-8. An error is one
     line, also where a name in it has a line break."""
-    output.as_json({HARMFUL: [HARMFUL, JOINED]})
+    output.as_json([{HARMFUL: [HARMFUL, JOINED]}])
     printed = capsys.readouterr().out
-    assert not obeyed(printed) and json.loads(printed) == {HARMFUL: [HARMFUL, JOINED]}
+    assert not obeyed(printed) and json.loads(printed) == [{HARMFUL: [HARMFUL, JOINED]}]
     assert JOINED in printed
     assert output.fail("a\nb", 2) == 2
     assert capsys.readouterr() == ("", "notes: a\\nb\n")

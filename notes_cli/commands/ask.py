@@ -46,6 +46,7 @@ from notes_cli.commands.request import (
 from notes_cli.commands.terminal import Command, converted, option, standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json, figures_as_json, plan_as_json, turn_as_json
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.names import human_time
 
 if TYPE_CHECKING:
@@ -96,17 +97,17 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
 
     \b
     Examples:
-      notes ask "May I return this?" --splice returns
-      notes ask "May I return this?" --splice returns --erratum "date=2026-07-01"
-      notes ask "..." --splice returns --field date=2026-07-01 --method suffix
-      notes ask "May I return this?" --splice returns --think
-      notes ask "And a week later?" --session mine
-      notes ask "What can I eat?" --session mine --memory profile.md
-      date | notes ask --session mine --result get_date=-
-      echo "May I return this?" | notes ask --splice returns --choices yes,no
-      notes ask "Which date counts?" --splice returns -j answer.schema.json
-      notes ask "What is the total?" --image receipt.jpg --mmproj mmproj.gguf
-      notes ask --batch questions.jsonl --splice returns > answers.jsonl
+      notes ask "Which carrier delivers?" --splice store-handbook
+      notes ask "How long?" --splice store-handbook --erratum "Warranty=1 year"
+      notes ask "Who?" --splice store-handbook --field Carrier=Me --method suffix
+      notes ask "How much is shipping?" --splice store-handbook --think
+      notes ask "Which carrier delivers?" --splice store-handbook --session mine
+      notes ask "And how long does it take?" --session mine
+      notes ask "What is the fee?" --session mine --memory fees
+      echo "Is it closed?" | notes ask --splice store-handbook --choices yes,no
+      notes ask "Name a city." -j '{"properties": {"city": {"type": "string"}}}'
+      echo "Who is the manager?" > questions.txt
+      notes ask --batch questions.txt --splice store-handbook > answers.jsonl
     """
     if len(question) > 1:
         words = " ".join(question)
@@ -158,7 +159,7 @@ def _ask_here(options: Options, started: float, given: Mapping[str, Any]) -> dic
         else:
             from notes_cli.api import Model
 
-            with Model(workspace).session(name) as session:
+            with Model(workspace).session(name, say=callbacks.on_event) as session:
                 goes_on = not session.empty
                 if goes_on:
                     request = request_of(of_later_turn(options, name))
@@ -240,7 +241,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
         done = failed = 0
         for outcome in model.ask_many(requests, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = waiting.popleft()
-            head = {"version": 1, "line": line, "id": key}
+            head = {"version": 1, "line": line, "id": key, "question": request and request.question}
             if isinstance(outcome, NotesError):
                 failed += 1
                 output.as_json({**head, "error": {"message": worded(outcome), "status": 1}}, indent=None)
@@ -367,6 +368,8 @@ def _value(key: str, value: Any) -> Any:
     """Convert a JSON value as the option of that name does. Raises NotesError for another type or an invalid value."""
     texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
     option = next(parameter for parameter in click.get_current_context().command.params if parameter.name == key)
+    if key == "errata" and isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return of_fields(value)
     if key == "fields":
         if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
             _refuse(key, value, "an object of strings")
@@ -376,7 +379,8 @@ def _value(key: str, value: Any) -> Any:
     if key == "json_schema":  # a string would be taken for a file or a schema's text
         return value if isinstance(value, (dict, bool)) else _refuse(key, value, "an object, or true")
     if option.multiple:
-        return tuple(value) if texts else _refuse(key, value, "a list of strings")
+        also = ", or an object of fields and values" if key == "errata" else ""
+        return tuple(value) if texts else _refuse(key, value, f"a list of strings{also}")
     if getattr(option, "is_flag", False):
         return value if isinstance(value, bool) else _refuse(key, value, "true or false")
     if isinstance(option.type, Number):

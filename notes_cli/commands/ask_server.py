@@ -20,7 +20,7 @@ from notes_cli import config, output
 from notes_cli.commands.options import AUTO, ModelChoice, choose_model, own_sessions
 from notes_cli.commands.request import AnswerPrinter, Options, of_later_turn
 from notes_cli.engine.header import parts, stamp
-from notes_cli.errors import NotesError, reason
+from notes_cli.errors import WARNING, NotesError, reason
 from notes_cli.images import MAX_BYTES
 from notes_cli.library.segment_files import segment_files, skill_named
 from notes_cli.serve.client import CHAT, EXPLAIN, LOCAL, Declined, Json, Lost, Server, post, running
@@ -210,7 +210,8 @@ def _request_answer(
         kept = f". See what was kept: notes session show {session}" if session else ""
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
     for notice in summary["notices"]:
-        output.say(notice)
+        is_warning = notice.startswith(WARNING)
+        output.warn(notice.removeprefix(WARNING)) if is_warning else output.say(notice)
     document = {name: value for name, value in summary.items() if name not in ("counts", "notices")}
     document["server"] = server.url
     if "ms" in document:  # with the times of this command

@@ -45,8 +45,8 @@ def command(tokens: tuple[int, ...], runs: int, json_: bool, **model: Any) -> No
     \b
     Examples:
       notes bench
-      notes bench -m model.gguf --tokens 1024,4096,16384
-      notes bench -m model.gguf -fa off --json
+      notes bench --tokens 256,1024
+      notes bench -m notes-tiny -fa off --json
     """
     from notes_cli.measure.speed import Benching
 

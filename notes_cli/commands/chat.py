@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SESSIONS, Number, model_options, named, open_model, without_memory
-from notes_cli.commands.remedies import worded
-from notes_cli.commands.request import AnswerPrinter, question_options
-from notes_cli.commands.terminal import Command, standard_input
+from notes_cli.commands.options import SESSIONS, Number, answers_of, model_options, named, open_model, without_memory
+from notes_cli.commands.remedies import print_notice, worded
+from notes_cli.commands.request import ANSWER, AnswerPrinter, question_options, read_constraints
+from notes_cli.commands.terminal import Command, ended_by_ctrl_c, standard_input
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
     from notes_cli.api import Model, Session
 
 PROMPT, MORE = "> ", ". "
-QUESTION = ("splice", "memory", "errata", "system", "think", "max_tokens", "temperature")  # options of each
+QUESTION = ("splice", "memory", "errata", "system", *ANSWER)  # options of each
 HELP = """/erratum FIELD=VALUE  correct a field, or anything in words; it comes with the next question
 /splice NAME          splice a skill with the next question
 /skills               the skills of this conversation, and the compiled ones
 /show                 the conversation
 /undo                 take back the last turn
 /exit                 end; so do Ctrl-D and Ctrl-C. The conversation stays: notes chat NAME
-A line that ends with \\ goes on in the next one."""
+Ctrl-C in an answer ends the answer. A line that ends with \\ goes on in the next one."""
 
 
 @click.command(cls=Command)
 @click.argument("name", required=False, shell_complete=SESSIONS)
 @question_options(
-    *QUESTION, max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024}
+    *QUESTION,
+    max_tokens={"help": "At most so many tokens of an answer.", "type": Number(1), "default": 1024},
+    choices={"rare": True},
+    json_schema={"rare": True},
 )
 @model_options
 def command(name: str | None, **given: Any) -> None:
@@ -45,12 +50,15 @@ def command(name: str | None, **given: Any) -> None:
     \b
     Examples:
       notes chat
-      notes chat mine --splice returns
-      notes chat --splice returns < questions.txt
+      notes chat talk --splice store-handbook
+      notes chat --splice store-handbook < questions.txt
     """
     name = name or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
     options = {key: given.pop(key) for key in QUESTION}
-    with open_model(session=name, begins=True, **given) as model, model.session(name) as session:
+    options |= {"choices": answers_of(options["choices"]), **read_constraints(options)}
+    options["seed"] = time.time_ns() & 0xFFFFFFFF if options["seed"] is None else options["seed"]
+    opened = open_model(session=name, begins=True, **given)
+    with opened as model, model.session(name, say=print_notice) as session:
         turns = f", {output.counted(session.turns, 'turn')} so far" if session.turns else ""
         output.say(f"session {name} with {model.name}{turns}; /help")
         chat = Chat(model, session, options)
@@ -136,8 +144,8 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        with AnswerPrinter({**self._options, "max_think": 512}) as printer:
-            callbacks = printer.callbacks(self._model.workspace)
+        with AnswerPrinter(self._options) as printer, ended_by_ctrl_c(wanted=_interactive()) as ended:
+            callbacks = replace(printer.callbacks(self._model.workspace), ended=ended)
             errata, splice = self._errata, self._splice
             self._errata, self._splice, self._typed = [], [], []
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,21 +124,17 @@ def command(
 
     \b
     Examples:
-      notes compile skill.txt
-      notes compile skills/store-handbook
-      notes compile skills/                          each skill in it
-      notes compile docs/                            each text in it
-      cat policy.md | notes compile - --name policy
-      notes compile pdf                              the Agent Skill of that name
-      notes compile --all                            every one of them
-      notes compile --stale                          what is out of date
-      notes compile manual.md --blocks headings
-      notes compile manual.md --kv q8_0              a file of half the size
-      notes compile returns shipping --together shop
-      notes compile returns + shipping               the same, as returns-shipping
-      notes compile tools.json -m model.gguf
-      notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
-      notes compile --from returns -m other.gguf     its text, for another model
+      notes compile skills/store-handbook   # a file or a folder
+      notes compile style-guide             # a sample, or an Agent Skill
+      notes compile skills/                 # each skill in it
+      echo "fee: 12" | notes compile - --name fees
+      notes compile --all                   # all Agent Skills
+      notes compile --stale                 # what is out of date
+      notes compile skills/api-reference --blocks headings
+      notes compile api-reference --kv q8_0 # a file of half the size
+      notes compile fees + style-guide      # as one: fees-style-guide
+      notes compile fees style-guide --together shop
+      notes compile --from fees -m notes-tiny   # its text, for another model
     """
     from notes_cli.runtime.freshness import Shape, Source, Sources, places, skill_from_segment
     from notes_cli.text.skill import TEXTS
@@ -179,7 +174,7 @@ def command(
         with collecting(failed, word, several=several):
             skills.append(read())
             for warning in skills[-1].warnings:
-                output.say(f"warning: {warning}")
+                output.warn(warning)
     done: list[dict[str, Any]] = []
     if skills:
         with open_model(**model) as opened, opened.compiling():
@@ -241,8 +236,6 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
     from notes_cli.text.tools import ToolSet
 
     tools = isinstance(source.skill, ToolSet)
-    if source.latest is None:
-        return replace(options, blocks=options.blocks or (None if tools else 1), kv=options.kv or "f16")
     previous = shape(source, known.library, model.workspace.identity)
     return Shape(options.blocks or (None if tools else previous.blocks), options.kv or previous.kv)
 

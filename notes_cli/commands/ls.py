@@ -69,7 +69,7 @@ def ls_command(long: bool, sort: str, quiet: bool, learned: bool, json_: bool) -
     Examples:
       notes ls
       notes ls --long --sort used
-      notes ls -q | xargs notes rm
+      notes ls -q | xargs -n 1 notes inspect
     """
     store = library(learned=learned)
     rows = sorted(_files(store), key=SORTS[sort], reverse=sort != "name")
@@ -143,6 +143,7 @@ def _table(rows: Sequence[Facts], long: bool) -> None:
     names = ("name", "tokens", "size", "model", "compiled", *more, "state", "fields", *last)
     shown = {name: [_cell(facts, name) for facts in rows] for name in names}
     if not output.terminal():
+        shown["fields"] = [cell if long else _cut(cell, output.COLUMNS) for cell in shown["fields"]]
         output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
         return
     models = list(dict.fromkeys(filter(None, shown["model"])))
@@ -231,8 +232,8 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
 
     \b
     Examples:
-      notes inspect returns
-      notes inspect returns --text
+      notes inspect store-handbook
+      notes inspect store-handbook --text
     """
     if text + tokens + json_ > 1:
         raise click.UsageError("--text, --tokens and --json exclude each other. Give one of them")

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SKILLS, Target, compiled_files, json_option, library, model_settings, open_model
+from notes_cli.commands.options import (
+    SKILLS,
+    Target,
+    compiled_files,
+    json_option,
+    library,
+    model_settings,
+    open_model,
+    own_sessions,
+)
 from notes_cli.commands.remedies import collecting, print_callbacks
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, SegmentError
@@ -47,7 +56,7 @@ def with_unit(parse: Callable[[str], float]) -> Callable[[Any], float]:
 @option("--max-size SIZE", "The least recently used, until all take no more: 20GB.", type=with_unit(parse_size))
 @option("--learned", "All texts that servers have learned by themselves.", is_flag=True)
 @option("--dry-run", "Show what would be removed, and remove nothing.", is_flag=True)
-@option("-y --yes", "Do not ask, as it does of what is not named.", is_flag=True)
+@option("-y --yes", "Do not ask.", is_flag=True)
 @json_option
 def rm_command(
     names: tuple[str, ...],
@@ -62,14 +71,14 @@ def rm_command(
     """Remove compiled skills: those that are named, for all models they were compiled for, or those that an option
     chooses. The texts are not touched, and can be compiled again.
 
-    What an option chooses is shown first, and it asks. What another process uses or compiles stays. So does, unless
+    What an option chooses is shown first, and it asks, on a terminal also before it removes a named skill whose text a
+    session keeps. What another process uses or compiles stays. So does, unless
     --stale says that its file is gone, a text that is nowhere else: it came from standard input, or its file is not
     there any more. That goes by name only.
 
     \b
     Examples:
-      notes rm returns
-      notes ls -q | xargs notes rm
+      notes rm fees shop
       notes rm --older-than 30d --dry-run
       notes rm --max-size 10GB
       notes rm --stale -y
@@ -89,6 +98,8 @@ def rm_command(
             if name not in store.names():
                 raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
         removed = [file for name in names for file in files if file.name == name]
+        if _warn_of_sessions(names) and output.asks() and not (yes or dry_run) and not _confirmed(removed):
+            return 1
         for name in () if dry_run else names:
             store.remove(name)
     else:
@@ -120,6 +131,17 @@ def rm_command(
     elif not names:
         output.say(f"removed {_count_files(removed)}" if removed else "there is nothing to remove")
     return 0
+
+
+def _warn_of_sessions(skills: Sequence[str]) -> bool:
+    """Name the sessions that keep the texts of these skills; return True if there are any."""
+    sessions, found = own_sessions(), False
+    for name in sessions.names():
+        with suppress(NotesError):  # a damaged session
+            for skill in sorted({skill.name for skill in sessions.find(name).state.skills}.intersection(skills)):
+                output.warn(f"session {name} keeps the text of {skill}. To remove it there: notes session rm {name}")
+                found = True
+    return found
 
 
 def _confirmed(files: Sequence[LibraryFile]) -> bool:
@@ -170,8 +192,8 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
     \b
     Examples:
-      notes export returns returns.gguf
-      notes export returns support /srv/share/skills/
+      notes export style-guide style-guide.gguf
+      notes export store-handbook style-guide shared/
     """
     from notes_cli.library.store import export
 
@@ -216,8 +238,8 @@ def import_command(
 
     \b
     Examples:
-      notes import returns.gguf
-      notes import /srv/share/skills -m model.gguf
+      notes import style-guide.gguf
+      notes import shared/
     """
     wanted = [list(group) for source in sources for group in _groups(source)]
     if name and len(wanted) > 1:

@@ -33,7 +33,7 @@ def models_command(quiet: bool, json_: bool) -> None:
     \b
     Examples:
       notes models
-      notes ask "Why?" -m qwen3:0.6b
+      notes ask "Why?" -m notes-tiny
     """
     from notes_cli.library.models import SMOLLM2
     from notes_cli.runtime.naming import chosen_model, models

@@ -108,8 +108,7 @@ def advice(remedy: Remedy | None) -> str:
 
 def worded(event: NotesError | Notice) -> str:
     """Return an error or a notice with its remedy, in one line."""
-    prefix = event.opening if isinstance(event, Notice) else ""
-    return f"{prefix}{with_advice(event.what, advice(event.remedy))}"
+    return with_advice(event.what, advice(event.remedy))
 
 
 @contextmanager
@@ -132,7 +131,7 @@ def is_usage(error: NotesError) -> bool:
 def print_notice(event: object) -> None:
     """Print an event if it is a notice (`Callbacks.on_event`)."""
     if isinstance(event, Notice):
-        output.say(worded(event))
+        (output.warn if event.warning else output.say)(worded(event))
 
 
 def print_callbacks() -> Callbacks:

@@ -60,7 +60,7 @@ _QUESTION = {
     "errata": row(
         "--erratum FIELD=VALUE",
         "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
-        "free text, before the question. Repeatable; of a field the last one wins.",
+        "free text (Note: ...), before the question. Repeatable; of a field the last one wins.",
         callback=errata_of_skills,
         shell_complete=FIELD_VALUES,
         multiple=True,
@@ -78,7 +78,7 @@ _QUESTION = {
         rare=True,
     ),
 }
-_ANSWER = {
+ANSWER = {
     "max_tokens": row(
         "-n --max-tokens --predict --n-predict",
         "At most so many tokens of answer, -1: until the answer or the context ends.",
@@ -97,7 +97,10 @@ _ANSWER = {
         "--grammar FILE", "Hold the answer to a grammar (GBNF): a file, or the grammar itself.", once=True, rare=True
     ),
     "temperature": row(
-        "--temp --temperature", "Temperature, 0: always the likeliest token.", type=Number(0, kind=float), default=0.0
+        "--temp --temperature",
+        "Temperature, 0: always the likeliest token.",
+        type=Number(0, 100, kind=float),
+        default=0.0,
     ),
     "top_k": row("--top-k", "Sample from the k likeliest tokens, 0: all.", rare=True, type=Number(0), default=40),
     "top_p": row("--top-p", "Sample from the likeliest, p in all.", rare=True, type=_SHARE, default=0.95),
@@ -142,7 +145,7 @@ _SPLICE = {  # all are rare
 }
 QUESTION = {
     **_QUESTION,
-    **{name: partial(make, group="Answer") for name, make in _ANSWER.items()},
+    **{name: partial(make, group="Answer") for name, make in ANSWER.items()},
     **{name: partial(make, group="Splice", rare=True) for name, make in _SPLICE.items()},
 }
 

@@ -102,9 +102,9 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
     \b
     Examples:
       notes serve
-      notes serve -m model.gguf -c 32768
-      notes serve --splice returns --erratum date=2026-07-01
-      notes serve --api-key secret --host 0.0.0.0 --parallel 32
+      notes serve -m notes-tiny -c 4096 --parallel 4
+      notes serve --splice store-handbook --erratum "Carrier=Kestrel Freight"
+      notes serve --api-key secret --host 0.0.0.0
       notes serve --upstream http://127.0.0.1:8000 --skills skills/
     """
     from notes_cli.library.safe_files import raise_file_limit
@@ -125,7 +125,7 @@ def command(port: int, keys: tuple[str, ...], upstream: str | None, texts: tuple
     if not all(key.strip() for key in keys):
         raise click.UsageError("--api-key (or NOTES_API_KEY) is empty")
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
-        output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
+        output.warn("--api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
     options = Options(
         **{name: given[name] for name in SAME},
@@ -180,7 +180,7 @@ def _say_serving(name: str, options: Options, port: int) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
     output.say(f"serving {name} on http://{host}:{port}")
     if not options.keys and not is_loopback(options.host):
-        output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
+        output.warn("anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
 
 def _upstream(target: Target, texts: Sequence[str], options: Options) -> Served:
@@ -213,5 +213,5 @@ def _registered(scheduler: DecodeThread, port: int, settings: dict[str, Any]) ->
                 stack.enter_context(registered(config.paths().servers, server))
             except (OSError, NotesError) as error:
                 why = error.what if isinstance(error, NotesError) else reason(error)
-                output.say(f"warning: notes ask will not find this server: {why}")
+                output.warn(f"notes ask will not find this server: {why}")
         yield

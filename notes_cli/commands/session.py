@@ -24,7 +24,7 @@ from notes_cli.commands.options import (
     open_model,
     own_sessions,
 )
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, print_notice, worded
 from notes_cli.commands.request import question_options
 from notes_cli.commands.terminal import Command, Group, option, standard_input
 from notes_cli.engine.pieces import Reason
@@ -61,6 +61,7 @@ def session_command() -> None:
       notes session show mine
       notes session fork mine other
       notes session export mine mine.notes.tar
+      notes session import mine.notes.tar --name copied
     """
 
 
@@ -156,8 +157,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 
     \b
     Examples:
-      notes session rm mine
-      notes session ls -q | xargs notes session rm -y
+      notes session rm other copied -y
     """
     from notes_cli.library.safe_files import raise_file_limit
 
@@ -188,7 +188,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 @json_option
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
-    with own_sessions().locked(name) as stored:
+    with own_sessions().locked(name, say=print_notice) as stored:
         undone = stored.undo()
     what = f": {output.line(undone['what'], SHORT)}" if undone["what"] else ""
     output.document({"name": name, **undone}, f"undid the {_OPS[undone['op']]}{what}", json_)
@@ -204,7 +204,7 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     What comes after the first of them is decoded again, so that the session is as if they had never been there. An undo
     puts them back.
     """
-    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
+    with open_model(session=name, **model) as opened, opened.session(name, new=False, say=print_notice) as session:
         outcome = session.compact()
     errata = f"{counted(len(outcome.names), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.names))})"
     line = (
@@ -247,16 +247,15 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
 
     \b
     Examples:
+      notes session forget mine 2-3 --dry-run
       notes session forget mine 3
-      notes session forget mine 3-5 thought:7 --dry-run
-      notes session forget mine tool:4 --method suffix -y
-      notes session forget mine --method suffix
+      notes session forget mine 2 --method suffix -y
     """
     if method != "cut" and not (yes or dry_run):
         question = f"Forget {' '.join(parts) or 'what was cut before'} of session {name}, and its history, for good?"
         if not output.confirmed(question, ", and no undo. Repeat with -y to forget for good", "nothing was forgotten"):
             return 1
-    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
+    with open_model(session=name, **model) as opened, opened.session(name, new=False, say=print_notice) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
     keys = ("removed", "moved", "decoded", "remembering", "repeated", "skills", "tokens")
     facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.names}
@@ -305,7 +304,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     path = file or Path(name + SUFFIX)
     if piped and (json_ or output.terminal()):
         raise click.UsageError("a session is not text: name a file, or pipe it on, without --json")
-    with own_sessions().locked(name, reading=True) as stored:
+    with own_sessions().locked(name, reading=True, say=print_notice) as stored:
         if piped:
             save(stored, output.binary())
             return
@@ -465,11 +464,11 @@ def edit_command(
 
     \b
     Examples:
-      notes edit mine --field date=2026-07-01
-      notes edit mine --field date=2026-07-01 --method suffix
-      notes edit mine --field returns.date=2026-07-01   # of several; *.date: all
-      notes edit --all --field date=2026-07-01
-      notes edit --all                                  # which corrections hold
+      notes edit mine --field "Carrier=Kestrel Freight"
+      notes edit mine --field "Delivery time=3 days" --method suffix
+      notes edit mine --field store-handbook.Warranty="1 year"  # *.Warranty: all
+      notes edit --all --field "Carrier=Kestrel Freight"
+      notes edit --all                      # which corrections hold
     """
     from notes_cli.text.fields import parse_values
 
@@ -485,7 +484,7 @@ def edit_command(
             raise click.UsageError("--all corrects by errata: --method is for one session")
         return _correct_all(values, json_, model)
     edits = []
-    with open_model(session=name, **model) as opened, opened.session(name, new=False) as session:
+    with open_model(session=name, **model) as opened, opened.session(name, new=False, say=print_notice) as session:
         for edit in session.edits(values, method, callbacks=print_callbacks()):
             edits.append(edit)
             if not json_:
@@ -524,7 +523,7 @@ def _correct_all(values: Mapping[str, str], json_: bool, model: Mapping[str, Any
             output.result(f"{erratum.skill}.{erratum.field}={erratum.value}: an erratum before the next question")
         output.result(f"{counted(len(edited), 'session')} edited")
         for name, why in skipped.items():
-            output.say(f"warning: session {name} was not edited: {why}")
+            output.warn(f"session {name} was not edited: {why}")
     return 1 if skipped else 0
 
 

@@ -153,8 +153,8 @@ def doctor_command(place: str | None, json_: bool, model: str | None, rpc: tuple
     \b
     Examples:
       notes doctor
-      notes doctor -m qwen3:0.6b
-      "$EDITOR" "$(notes doctor config)"
+      notes doctor -m notes-tiny
+      cat "$(notes doctor config)"
       du -sh "$(notes doctor library)"
     """
     resources = {name: config.resource(name) for name in ("skills", "prompts")}
@@ -322,7 +322,7 @@ def completion_command(shell: str | None, install: bool) -> None:
     \b
     Examples:
       notes completion --install
-      source <(notes completion bash)        in this shell alone
+      source <(notes completion bash)       # in this shell alone
     """
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:

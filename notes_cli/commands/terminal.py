@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -187,7 +188,11 @@ HELP_ALL = "help_all"
 # Options of all commands, unless a command has its own of that name. `notes --help` describes them.
 COMMON = (
     click.Option(
-        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help="Nothing on stderr but errors."
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_quiet,
+        help="Nothing on stderr but errors and warnings.",
     ),
     click.Option(
         ["--color"],
@@ -207,6 +212,13 @@ COMMON = (
         help="All options of a command.",
     ),
 )
+
+
+def variable_of(ctx: click.Context, parameter: click.Parameter | None) -> str:
+    """Return the environment variable that an option's value came from; empty if it came from elsewhere."""
+    name = parameter.name if parameter else None
+    from_environment = name and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+    return str(parameter.envvar) if parameter and from_environment else ""
 
 
 def keys_of(command: click.Command) -> set[str]:
@@ -292,6 +304,19 @@ def _decode(data: bytes, source: str) -> str:
         raise click.UsageError(f"{source} is not UTF-8 text (byte {error.start})") from error
 
 
+@contextmanager
+def ended_by_ctrl_c(*, wanted: bool = True) -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C end the work in the block and not the program; yield a function that says if it came.
+    `wanted`: False leaves Ctrl-C as it is."""
+    signals.holding = wanted
+    try:
+        yield lambda: wanted and signals.received != 0
+    finally:
+        signals.holding = False
+        if wanted and signals.received == signal.SIGINT:
+            signals.received = 0
+
+
 def end_when_late() -> None:
     """Force exit if llama.cpp has not stopped 100 ms after a signal; only in a `notes` process, not in tests."""
     from notes_cli.engine import interrupts
@@ -304,7 +329,7 @@ def _force_exit(number: int) -> None:
     """Clean up and end the process from another thread while the main thread computes, unless that is ending too."""
     from notes_cli.engine import interrupts
 
-    if not signals.claim(wait=False):
+    if signals.holding or not signals.claim(wait=False):
         return
     signals.received = signals.received or number
     output.clear()

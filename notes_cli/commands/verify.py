@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from notes_cli import output
+from notes_cli import output, signals
 from notes_cli.commands.options import (
     FILE_OR_PIPE,
     SESSIONS,
@@ -19,9 +19,9 @@ from notes_cli.commands.options import (
     model_options,
     open_model,
 )
-from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.remedies import print_callbacks, print_notice, worded
 from notes_cli.commands.request import question_options
-from notes_cli.commands.terminal import Command, option, piped_text, read_text
+from notes_cli.commands.terminal import Command, ended_by_ctrl_c, option, piped_text, read_text
 from notes_cli.errors import NotesError
 from notes_cli.explanations import attributes
 
@@ -70,7 +70,8 @@ def command(
 
     Each question is asked as `notes ask` asks it, and once more with everything decoded. Their decisions must be the
     same: the choice (--choices), or the first words of the answer. Two texts may part later, or where both tokens are
-    about equally likely, so that rounding decides, which is reported and no failure. With an erratum, the decision must
+    about equally likely, so that rounding decides, which is reported and no failure. Where the model babbles in both
+    there is no verdict. Ctrl-C ends the questions and reports those before it. With an erratum, the decision must
     also be that of the corrected text. And all rows of each skill are compared with rows that are computed now. Exits 0
     if all of that holds and the mean cosine of the logits is at least 0.99; else it exits 1 and says what does not.
 
@@ -88,12 +89,12 @@ def command(
 
     \b
     Examples:
-      notes verify returns
-      notes verify returns --question "May I return this?" --choices yes,no
-      notes verify returns shipping --questions mine.txt
-      notes verify returns --erratum "date=2026-07-01" --json
-      notes verify returns --field date=2026-07-01 --save
-      notes verify --session mine --question "May I return this?"
+      notes verify store-handbook
+      notes verify store-handbook --question "Is it closed?" --choices yes,no
+      notes verify store-handbook fees --questions questions.txt
+      notes verify store-handbook --erratum "Carrier=Kestrel Freight" --json
+      notes verify store-handbook --field "Carrier=Kestrel Freight" --save
+      notes verify --session mine --question "Which carrier delivers?"
     """
     if bool(names) == bool(session):
         raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
@@ -112,12 +113,13 @@ def command(
 
     from notes_cli.text.fields import parse_values
 
-    with open_model(session=session, **given) as opened:
-        how = {"choices": answers, "wording": given["wording"], "callbacks": print_callbacks()}
+    with open_model(session=session, **given) as opened, ended_by_ctrl_c() as ended:
+        callbacks = replace(print_callbacks(), ended=ended)
+        how = {"choices": answers, "wording": given["wording"], "callbacks": callbacks}
         report: Report
         entries: Sequence[Entry] = ()
         if session:
-            with opened.session(session, new=False, reading=True) as conversation:
+            with opened.session(session, new=False, reading=True, say=print_notice) as conversation:
                 report, entries = conversation.verify(questions, **how), conversation.entries
         else:
             how |= {name: given[name] for name in ("errata", "methods", "system", "seam")}
@@ -131,7 +133,7 @@ def command(
             chosen["method"] = str(cheapest)
         if save and passed:
             _save(opened.name, chosen)
-        return 0 if passed else 1
+        return signals.INTERRUPTED if ended() else 0 if passed else 1
 
 
 def _save(model: str, chosen: dict[str, str]) -> None:
@@ -183,7 +185,7 @@ def _print(report: Report, model: str, entries: Sequence[Entry]) -> None:
         against = f"against a recompute of the corrected text on {model}"
     else:
         _print_questions(report.cases)
-        right = [case.right for case in report.cases if case.question]
+        right = [case.right for case in report.cases if case.question and not case.babble]
         against = f"{sum(right)} of {len(right)} decisions as a full recompute, mean cosine {report.mean('cosine'):.4f}"
         against += f", on {model}"
     if isinstance(report, SessionReport):
@@ -214,7 +216,7 @@ def _print_questions(cases: Sequence[Case]) -> None:
             *((f"{case.cosine:.4f}", f"{case.kl:.1e}") if wide else ()),
             *(_short(case.decision), _short(case.reference)),
             *((_short(case.corrected or ""),) if corrects else ()),
-            ("same" if case.right else "DIFFERS") if case.question else "",
+            ("no verdict" if case.babble else "same" if case.right else "DIFFERS") if case.question else "",
         )
         for case in cases
     ]

@@ -202,7 +202,7 @@ class Library:
 
         def on_wait(holder: str) -> None:
             if say is not None:
-                say(Notice(f"waiting for {holder}, which compiles {name}", Help.ADVICE(text="Ctrl-C ends the wait")))
+                say(Notice(f"waiting for {holder}, which compiles {name}", Help.END_WAIT()))
 
         with ExitStack() as stack:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache, partial
@@ -17,13 +18,13 @@ from notes_cli.documents import read_yaml
 from notes_cli.editing.methods import METHODS, RECOMPUTE, STALE, Change, Method
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
-from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
-from notes_cli.runtime.assemble import assemble
+from notes_cli.engine.sequence import KVSequence, Task, run
+from notes_cli.errors import EngineError, Help, NotesError, Notice, Progress, UnsupportedError
+from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.generate import decide, log_softmax
 from notes_cli.runtime.open_skills import open_segments
-from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of
+from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, changes_of, rendered
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks, Request
 from notes_cli.runtime.resolve import method_for, resolve
 from notes_cli.runtime.workspace import Workspace
@@ -63,7 +64,8 @@ ANSWER = 24  # tokens of an answer that are compared without choices
 FIRST = 8  # of these, the first ones, which contain the decision
 NEAR = 0.1  # nats between two tokens that count as equally likely
 TIMES = 3.0  # a gap of up to this multiple of the noise counts as noise
-CUTS = 128, 32  # tokens in a last batch: llama.cpp uses different kernels for large and small batches
+SINGLE = 32  # tokens of a prompt that are decoded one by one for that
+SURE = 0.3  # mean probability of the tokens of a text, below which the model babbles
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class Answered:
     tokens: tuple[int, ...] = ()
     logits: tuple[NDArray[np.float32], ...] = ()
     prompt: Tokens | None = None
+
+    @property
+    def babble(self) -> bool:
+        """True for a greedy answer whose tokens are hardly likelier than others."""
+        scores = [float(log_softmax(row)[token]) for row, token in zip(self.logits, self.tokens, strict=False)]
+        return bool(scores) and fmean(scores) < float(np.log(SURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +135,69 @@ def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -
     return Parting(at, float(log_probs[expected] - log_probs[actual]), noise())
 
 
-def noise_of(workspace: Workspace, reference: Answered) -> float:
+class Beginning(AbstractContextManager["Beginning"]):
+    """What prompts with different questions begin with: it is computed once, and each of them goes on from there."""
+
+    def __init__(self, workspace: Workspace, progress: Progress | None = None, other: Beginning | None = None) -> None:
+        """`progress`: of a prefill. `other`: another one, of which a part may do for full prefills."""
+        self.workspace, self._progress, self._other = workspace, progress, other
+        self._begun: KVSequence | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._begun:
+            self._begun.close()
+        self._begun = None
+
+    def fork(self, tokens: Tokens, *, whole: bool = False) -> KVSequence | None:
+        """Return a sequence with the first of these tokens that are computed, None if there are none. `whole`: with all
+        of the beginning, as rows of splices depend on more than their tokens."""
+        begun = self._begun
+        if begun and begun.intact:
+            known = begun.tokens[: len(tokens) - 1]
+            same = int(np.append(known != tokens[: len(known)], True).argmax())
+            if same == len(begun) or (same and not whole):
+                with suppress(EngineError):  # a recurrent state ends where it is
+                    return begun.share(same)
+        return self._other.fork(tokens) if self._other and not whole else None
+
+    def assembled(self, prompt: Prompt, seam: int = DEFAULT_SEAM) -> KVSequence:
+        """Assemble a prompt with room for an answer. Raises NotesError if that is not possible."""
+        workspace = self.workspace
+        prompt = rendered(workspace, replace(prompt, seam=seam))
+        workspace.make_room(prompt.cells, ANSWER)
+        begun = self.fork(np.concatenate(prompt.tokens), whole=prompt.splice)
+        known = begun is not None and self._begun is not None and len(begun) == len(self._begun)
+        sequence = run(assemble_task(workspace, prompt, begun=begun))
+        if known:
+            return sequence
+        self.__exit__()
+        at, total = len(sequence) - sequence.undivided, len(sequence.pending)  # as `notes ask` divides it
+
+        def decoding() -> Task[None]:
+            while not sequence.divided:
+                yield [sequence]
+                if self._progress:
+                    self._progress(total - len(sequence.pending), total)
+
+        run(decoding())
+        if at and workspace.grows:
+            with suppress(EngineError):
+                self._begun = sequence.share(at)
+        return sequence
+
+
+def noise_of(beginning: Beginning, reference: Answered) -> float:
     """Return by how many nats, at most, the gap between the two most likely tokens changes in a recompute's answer if
-    its prompt is decoded in different batches."""
+    the end of its prompt is decoded token by token, for which llama.cpp has other kernels than for batches."""
     if reference.prompt is None:
         return 0.0
-    many, few = CUTS
-    last = many if len(reference.prompt) % workspace.context.n_ubatch < many // 2 else few
-    cut = max(1, len(reference.prompt) - last)
-    with workspace.sequence() as sequence:
-        sequence.append(reference.prompt[:cut])
+    with beginning.fork(reference.prompt) or beginning.workspace.sequence() as sequence:
+        rest = reference.prompt[len(sequence) :]
+        sequence.append(rest[:-SINGLE])
         sequence.flush()
-        sequence.append(reference.prompt[cut:])
-        first = sequence.logits()
+        for token in rest[-SINGLE:]:
+            sequence.append([token])
+            first = sequence.logits()
         again = [first, *(sequence.lookahead(reference.tokens) if reference.tokens else ())]
     changes = []
     for before, after in zip(reference.logits, again, strict=True):
@@ -159,7 +217,7 @@ class Case:
     decision of the recompute. `corrected`: that of a recompute of the corrected text; None if no erratum has a field.
     Greedy answers of the two prompts may differ in wording, so only new values are compared: `missing` are those in the
     corrected text's answer but not in this one; None with choices. `parting`: where the answer differs from the
-    reference, None if it does not.
+    reference, None if it does not. `babble`: the model has no answer, also where all is decoded: there is no verdict.
     """
 
     question: str
@@ -175,6 +233,7 @@ class Case:
     corrected: str | None = None
     missing: tuple[str, ...] | None = None
     parting: Parting | None = None
+    babble: bool = False
 
     @property
     def same_decision(self) -> bool:
@@ -187,12 +246,14 @@ class Case:
 
     @property
     def right(self) -> bool:
-        """True if the decision is that of the reference, and of the corrected text."""
-        return self.same_decision and self.as_corrected
+        """True if the decision is that of the reference, and of the corrected text, or there is none."""
+        return self.babble or (self.same_decision and self.as_corrected)
 
     @property
     def failure(self) -> str:
         """How the decision is wrong; empty if it is right."""
+        if self.babble:
+            return ""
         decides = f"{self.method and f'{self.method}: '}{self.question!r} decides {self.decision!r}, "
         if not self.same_decision:
             where = f", from token {self.parting.at + 1} on" if self.parting else ""
@@ -210,6 +271,7 @@ class Report:
     cases: tuple[Case, ...]
     rows: Mapping[str, RowCheck] = field(default_factory=dict)
     system: str = ""  # text before the skills
+    left: int = 0  # cases that an interrupt left out, and then there are no rows
 
     def __repr__(self) -> str:
         verdict = "passed" if self.passed else "failed"
@@ -229,6 +291,12 @@ class Report:
             lowest = f"lowest: {row.cosine:.4f}, {row.question or 'at the end'!r}"
             found.append(Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more ({lowest})"))
         found += [Notice(case.failure) for case in self.cases if case.failure]
+        if self.left:
+            found.append(Notice(f"interrupted: {self.left} of {self.left + len(self.cases)} cases are left out"))
+        elif self.cases and all(case.babble for case in self.cases):
+            found.append(
+                Notice("the model answers none of these questions", Help.ADVICE(text="Ask others, or give choices"))
+            )
         if not any(case.spliced for case in self.cases):
             found.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
         return tuple(found)
@@ -246,37 +314,45 @@ def verify(
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
+    ended: Callable[[], bool] = lambda: False,
 ) -> Report:
     """Ask each question, instead of the prompt's, without the prompt's corrections and, if there are any, with them.
-    `progress` is called during each recompute."""
+    `progress` is called during each recompute. `ended` is asked before each question: True leaves out the rest."""
     check_questions(questions)
     plain = replace(prompt, errata=(), fields={})
     corrections = [plain, prompt] if prompt.errata or prompt.fields else [plain]
+    cases: list[Case] = []
+    with Beginning(workspace, progress) as full, Beginning(workspace, progress, full) as changed:
 
-    def measure(asked: Prompt) -> Case:
-        reference = recomputed(workspace, asked, choices, progress)
-        case, answer = _compare(workspace, asked, reference, choices, seam)
-        corrected = _corrected(workspace, asked, choices, progress)
-        wanted, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
-        values = [value.strip() for _, value in asked.values]
-        missing = tuple(value for value in values if value.casefold() in wanted and value.casefold() not in text)
-        fields = (f"{name}={value}" for name, value in asked.fields.items())
-        return replace(
-            case,
-            errata=(*fields, *(each.text for each in asked.errata)),
-            corrected=corrected.text if corrected else None,
-            missing=None if choices else missing,
-            parting=parting(answer, reference[1], partial(noise_of, workspace, reference[1])),
-        )
+        def measure(asked: Prompt, spliced: Beginning) -> Case:
+            reference = recomputed(full, asked, choices)
+            case, answer = _compare(spliced, asked, reference, choices, seam)
+            corrected = _corrected(changed, asked, choices)
+            wanted, text = corrected.text.casefold() if corrected else "", answer.text.casefold()
+            values = [value.strip() for _, value in asked.values]
+            missing = tuple(value for value in values if value.casefold() in wanted and value.casefold() not in text)
+            fields = (f"{name}={value}" for name, value in asked.fields.items())
+            return replace(
+                case,
+                errata=(*fields, *(each.text for each in asked.errata)),
+                corrected=corrected.text if corrected else None,
+                missing=None if choices else missing,
+                parting=parting(answer, reference[1], partial(noise_of, full, reference[1])),
+            )
 
-    asked = [replace(corrected, question=question) for corrected in corrections for question in questions]
-    cases = tuple(map(measure, asked))
-    rows = {segment.name: check_rows(workspace, segment, progress) for segment in prompt.segments}
-    return Report(cases, rows, prompt.system or "")
+        for correction in corrections:
+            with Beginning(workspace) as spliced:
+                for question in questions:
+                    if not ended():
+                        cases.append(measure(replace(correction, question=question), spliced))
+    left = len(corrections) * len(questions) - len(cases)
+    segments = () if left or ended() else prompt.segments
+    rows = {segment.name: check_rows(workspace, segment, progress) for segment in segments}
+    return Report(tuple(cases), rows, prompt.system or "", left)
 
 
 def _compare(
-    workspace: Workspace,
+    spliced: Beginning,
     asked: Prompt,
     reference: tuple[NDArray[np.float32], Answered],
     choices: Sequence[str] | None,
@@ -284,12 +360,13 @@ def _compare(
 ) -> tuple[Case, Answered]:
     """Assemble a prompt and ask it; return how it compares with a recompute, and its answer. Raises NotesError if it
     cannot be assembled."""
-    with assemble(workspace, asked, seam=seam, room=ANSWER) as sequence:
+    with spliced.assembled(asked, seam) as sequence:
         logits = sequence.logits()
         tokens = sequence.count("spliced"), sequence.decoded
         answer = answered(sequence, choices)
     expected, right = reference
-    return Case(asked.question, *distances(logits, expected), answer.text, right.text, *tokens), answer
+    case = Case(asked.question, *distances(logits, expected), answer.text, right.text, *tokens)
+    return replace(case, babble=answer.babble and right.babble), answer
 
 
 def distances(found: NDArray[np.float32], reference: NDArray[np.float32]) -> tuple[float, float, bool]:
@@ -320,24 +397,21 @@ def corrected_segment(segment: Segment, changed: Change | None) -> Segment:
     return replace(bare, text=changed.text, tokens=changed.tokens) if changed else bare
 
 
-def _corrected(
-    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
-) -> Answered | None:
+def _corrected(beginning: Beginning, prompt: Prompt, choices: Sequence[str] | None) -> Answered | None:
     """Return the decision of the corrected text without errata; None if no field is corrected."""
     with_images = {segment.name for segment in prompt.segments if segment.media}
     if not prompt.values or any(target.skill in with_images for target, _ in prompt.values):  # they cannot be edited
         return None
-    changes = changes_of(workspace, prompt)
+    changes = changes_of(beginning.workspace, prompt)
     segments = [corrected_segment(segment, changes.get(segment.name)) for segment in prompt.segments]
-    return recomputed(workspace, replace(prompt, segments=segments, fields={}), choices, progress)[1]
+    return recomputed(beginning, replace(prompt, segments=segments, fields={}), choices)[1]
 
 
 def recomputed(
-    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
+    beginning: Beginning, prompt: Prompt, choices: Sequence[str] | None
 ) -> tuple[NDArray[np.float32], Answered]:
     """Decode a prompt in full; return the logits after it, and the decision."""
-    with assemble(workspace, prompt, splice=False, room=ANSWER) as sequence:
-        sequence.flush(progress)
+    with beginning.assembled(replace(prompt, splice=False)) as sequence:
         return sequence.logits(), answered(sequence, choices)
 
 
@@ -379,7 +453,8 @@ class EditReport(Report):
         counted = [case for case in self.cases if self.named or case.method == self.default]
         if not counted:
             return (Notice("none of these methods is possible here, so nothing was verified"),)
-        return tuple(Notice(case.failure) for case in counted if case.failure)
+        found = [Notice(case.failure) for case in counted if case.failure]
+        return (*found, Notice("interrupted: some methods are left out")) if self.left else tuple(found)
 
 
 def verify_edits(
@@ -391,10 +466,11 @@ def verify_edits(
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
+    ended: Callable[[], bool] = lambda: False,
 ) -> EditReport:
     """Apply the prompt's field values by each method, by default all, and ask each question instead of the prompt's.
     Raises NotesError for an unknown method, values that change nothing, and no question. `progress` is called during
-    each recompute."""
+    each recompute. `ended` is asked before each method: True leaves out the rest."""
     check_questions(questions)
     if any(segment.media for segment in prompt.segments):
         message = "of a skill with an image nothing is edited, so there are no methods to compare"
@@ -405,18 +481,26 @@ def verify_edits(
     default, why = method_for(workspace, prompt)
     wanted = dict.fromkeys(map(Method.parse, methods or METHODS))
     prompts = [replace(prompt, question=question) for question in questions]
-    references = [recomputed(workspace, replace(asked, method=RECOMPUTE), choices, progress) for asked in prompts]
+    with Beginning(workspace, progress) as full:
+        references = [recomputed(full, replace(asked, method=RECOMPUTE), choices) for asked in prompts]
     cases: list[Case] = []
     refused: dict[str, NotesError] = {}
+    tried = 0
     for method in wanted:
+        if ended():
+            break
+        tried += 1
         asked = [replace(prompt, method=method) for prompt in prompts]
         try:  # not possible on this model, or for a skill compiled like this
-            compared = [_compare(workspace, *each, choices, seam)[0] for each in zip(asked, references, strict=True)]
+            with Beginning(workspace) as edited:
+                compared = [_compare(edited, *each, choices, seam)[0] for each in zip(asked, references, strict=True)]
         except NotesError as error:
             refused[method.name] = error
         else:
             cases += [replace(case, method=method.name) for case in compared]
-    return EditReport(tuple(cases), refused=refused, default=default.name, why=why, named=bool(methods))
+    left = (len(wanted) - tried) * len(questions)
+    how: dict[str, Any] = {"default": default.name, "why": why, "named": bool(methods), "left": left}
+    return EditReport(tuple(cases), refused=refused, **how)
 
 
 def verify_skills(
@@ -438,6 +522,7 @@ def verify_skills(
     given = workspace, draft.prompt, tuple(questions) or field_questions(segments)
     with callbacks.progress(LABEL, later=True) as update:
         how: dict[str, Any] = {"choices": request.choices, "seam": draft.settings.seam, "progress": update}
+        how["ended"] = callbacks.ended
         return verify_edits(*given, tuple(methods), **how) if request.fields else verify(*given, **how)
 
 
@@ -487,8 +572,8 @@ def verify_session(
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> SessionReport:
     """Compare a session restored from disk with a prefill of its tokens: at its end, and after each question as the
-    next turn, by default for the value of each field. The session is not changed. Raises NotesError if there is no
-    turn, or an image."""
+    next turn, by default for the value of each field. The session is not changed. `callbacks.ended` is asked before
+    each question: True leaves out the rest. Raises NotesError if there is no turn, or an image."""
     if session.empty:
         raise NotesError(f"there is nothing to verify: session {session.stored.name} has no turn")
     if session.state.images:
@@ -500,7 +585,10 @@ def verify_session(
     ending = int(workspace.tokenize(follows[0])[0])  # ends the last answer: restored K/V has no logits
     restored = [("", session.sequence.lookahead([ending])[0], "", session.sequence.tokens[:0])]
     rows = _rows(session.sequence)
-    for question in questions or field_questions(state.skills):
+    asked = questions or field_questions(state.skills)
+    for question in asked:
+        if callbacks.ended():
+            break
         sequence = session.follow(question, (), wording, ANSWER)
         logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
         restored.append((question, logits, answered(sequence, choices).text, tokens))
@@ -522,7 +610,8 @@ def verify_session(
                     sequence.append(tokens)
                     expected, reference = sequence.logits(), answered(sequence, choices).text
             cases.append(Case(question, *distances(logits, expected), decision, reference, len(state.tokens)))
-    return SessionReport(tuple(cases), tokens=len(state.tokens), layers=layers, causes=causes_of(state))
+    left = 1 + len(asked) - len(cases)
+    return SessionReport(tuple(cases), left=left, tokens=len(state.tokens), layers=layers, causes=causes_of(state))
 
 
 def _rows(sequence: KVSequence) -> tuple[LayerRows, ...]:

@@ -237,6 +237,7 @@ def generate_task(
         *(workspace, request.sampling, request.max_tokens, request.max_think),
         on_text=on_text,
         on_reasoning=on_reasoning,
+        ended=callbacks.ended,
         stops=request.stops,
         on_token=recorder.chosen if recorder else None,
         grammar=prepared.grammar,

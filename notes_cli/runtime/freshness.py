@@ -21,7 +21,7 @@ from notes_cli.engine.segment import Identity, ImageFile, Segment
 from notes_cli.errors import DamagedError, Help, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import open_stored
-from notes_cli.library.store import Library, SegmentFile, source_text
+from notes_cli.library.store import Library, SegmentFile, has_source, source_text
 from notes_cli.text import names
 from notes_cli.text.fields import Blocks, Field
 from notes_cli.text.keys import listed
@@ -241,10 +241,13 @@ def places() -> list[str]:
 
 
 def shape(source: Source, library: Library, identity: Identity) -> Shape:
-    """Return how a skill of the library was compiled, for this model if it was."""
+    """Return how a skill of the library was compiled, for this model if it was; the default for one that is new there
+    or comes from elsewhere."""
+    name, origin = source.skill.name, source.skill.source
+    infos = [entry.info for entry in library.entries(source.latest.name if source.latest else name) if entry.info]
     if source.latest is None:
-        return Shape()
-    path = library.path(source.latest.name, identity)
-    if any(entry.info and entry.path == path for entry in library.entries(source.word)):
+        infos = [info for info in infos if info.source == origin or has_source(info, origin)]
+    if any(info.identity == identity for info in infos):
         return Shape(None, None)
-    return Shape(len(source.latest.blocks) or 1, source.latest.kv)
+    latest = source.latest or max(infos, key=lambda info: info.created, default=None)
+    return Shape(len(latest.blocks) or 1, latest.kv) if latest else Shape()

@@ -72,12 +72,13 @@ def ignore_text(text: str) -> None:
 class ReplyGenerator:
     """Settings and callbacks of one reply. `max_tokens`, `max_think`: of the answer, and of the reasoning. `on_text`
     and `on_reasoning` get their texts as they are generated, `on_token` each token of an answer with its logits, before
-    its text. `stops`: stop sequences. `grammar`: constraint of the answer, not of the reasoning; the answer is not
-    stripped then. `calls`: tools that it may call, unconstrained. `opened`: the prompt has the mark that opens an
-    answer, if the model has one; with tools it is left out, as a call begins otherwise. `prefilled`: the prompt has the
-    beginning of the answer, so that no reasoning precedes the rest, and blanks before it count. `call_begins`: where a
-    call begins in the answer's text, or -1; it is asked after each token. There the answer is cut, also in the
-    sequence, and a call by `call_grammar` follows. `raw`: it continues a text, without marks of reasoning."""
+    its text. `ended`: asked after each token; True ends the reply. `stops`: stop sequences. `grammar`: constraint of
+    the answer, not of the reasoning; the answer is not stripped then. `calls`: tools that it may call, unconstrained.
+    `opened`: the prompt has the mark that opens an answer, if the model has one; with tools it is left out, as a call
+    begins otherwise. `prefilled`: the prompt has the beginning of the answer, so that no reasoning precedes the rest,
+    and blanks before it count. `call_begins`: where a call begins in the answer's text, or -1; it is asked after each
+    token. There the answer is cut, also in the sequence, and a call by `call_grammar` follows. `raw`: it continues a
+    text, without marks of reasoning."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -85,6 +86,7 @@ class ReplyGenerator:
     max_think: int = DEFAULT_MAX_THINK
     on_text: Say = ignore_text
     on_reasoning: Say = ignore_text
+    ended: Callable[[], bool] = lambda: False
     stops: Sequence[str] = ()
     on_token: Chosen | None = None
     grammar: str | None = None
@@ -312,6 +314,9 @@ class ReplyGenerator:
                     special = model.token_bytes(token, special=True)
                     if on_text(decoder.decode(special if special in shown else model.token_bytes(token))):
                         return
+                    if self.ended():
+                        sequence.stopped = "end"
+                        break
         on_text(decoder.decode(b"", final=True))
 
 

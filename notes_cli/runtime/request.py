@@ -292,10 +292,11 @@ Event = Notice | Prefilled | Text | Answer
 @dataclass(frozen=True, slots=True)
 class Callbacks:
     """`on_event` gets notices, the decoded prompt, texts as they are generated, and the answer. `progress` shows the
-    progress of compiles and prefills."""
+    progress of compiles and prefills. `ended` is asked after each token; True ends the answer there."""
 
     on_event: Callable[[Event], object] = lambda event: None
     progress: Watch = no_progress
+    ended: Callable[[], bool] = lambda: False
 
     def __repr__(self) -> str:
         changed = (item.name for item in fields(self) if getattr(self, item.name) is not item.default)

@@ -36,7 +36,6 @@ from notes_cli.text.erratum import (
     as_new_values,
     describe_wildcards,
     known_fields,
-    parse_erratum,
     read_errata,
     shipped_wordings,
     wording_form,
@@ -94,7 +93,8 @@ def resolve(
         request = _add_global_errata(request, segments, for_all, callbacks.on_event, known, unapplied or {})
     stated = False
     if request.errata or request.fields:
-        _notify_fields(request, known, callbacks.on_event)
+        for text in describe_wildcards([*request.errata, *request.fields], known):
+            callbacks.on_event(Notice(text))
         if not goes_on:
             fields, errata = as_new_values(request.errata, request.fields, known)
             stated = len(errata) < len(request.errata)
@@ -245,7 +245,8 @@ def _method(
     erratum."""
     if not request.fields:
         if request.method not in (None, ERRATUM) and request.errata:
-            say(Notice(f"the edit method {request.method} has no effect: no erratum gives a field a value"))
+            text = f"the edit method {request.method} has no effect: no erratum gives a field a value"
+            say(Notice(text, warning=True))
         return None, None
     if request.method:
         if request.exact and request.method.in_place:
@@ -271,16 +272,6 @@ def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) ->
         stated = True
     changes = list(changes_of(workspace, prompt).values())
     return choose(workspace, changes, stated=stated)
-
-
-def _notify_fields(request: Request, known: Known, say: Say) -> None:
-    """Notify which fields `*.field` stands for, and which errata with "=" match no field."""
-    for text_ in describe_wildcards([*request.errata, *request.fields], known):
-        say(Notice(text_))
-    for text in request.errata:
-        if "=" in text and parse_erratum(text, known).field is None:
-            text = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is added as free text"
-            say(Notice(text))
 
 
 def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset[str]:

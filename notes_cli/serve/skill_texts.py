@@ -85,7 +85,7 @@ class SkillTexts:
             except NotesError as error:
                 if str(error) != self._problem:
                     self._problem = str(error)
-                    output.say(f"warning: skills stay as they were: {error}")
+                    output.warn(f"skills stay as they were: {error}")
             return self._skills
 
     def find(self, word: str) -> Skill:
@@ -114,7 +114,7 @@ class SkillTexts:
             for one in skill_sources(source):
                 skill = replace(load_skill(one), source=str(Path(one).absolute()))
                 for warning in skill.warnings:
-                    output.say(f"warning: {warning}")
+                    output.warn(warning)
                 if texts.setdefault(skill.name, skill).source != skill.source:
                     raise SkillError(f"{one} and {texts[skill.name].source} are both called {skill.name}")
         infos = [entry.info for entry in self._library.entries() if entry.info]

@@ -43,7 +43,7 @@ from notes_cli.text.messages import ErratumPart, TextPart
 def from_segment(segment: Segment, changed: Change | None) -> SkillText:
     """Return the skill that the conversation gets with a segment, with its new values."""
     compiled = {span.name: span.value for span in segment.fields}
-    marks = marks_of(segment.source, segment.text) if segment.fields else ()
+    marks = marks_of(segment.source, segment.text)
     skill = SkillText(segment.name, segment.text, segment.fields, compiled, marks)
     return replace(skill, text=changed.text, fields=changed.spans) if changed else skill
 
@@ -170,6 +170,8 @@ def _edit(kv: SessionKV, target: Reference, value: str, method: Method | None) -
         if reason:
             method, chosen, planned = ERRATUM, f"{chosen}; {ERRATUM} instead: {reason}", ([], state)
     patches, after = planned
+    changed_rows = sum(last - first for first, last in kv.places(planned, again=again)) if patches else 0
+    computed = changed_rows if again else sum(len(patch.tokens) for patch in patches)
     after = after.given(
         *(key, value),
         in_place=method.edits_rows,
@@ -177,7 +179,8 @@ def _edit(kv: SessionKV, target: Reference, value: str, method: Method | None) -
         method=str(method),
         read_at=now(),
         position=patches[0].first if patches else len(state.tokens),
-        rewritten=sum(last - first for first, last in kv.places(planned, again=again)) if patches else 0,
+        rewritten=computed,
+        moved=changed_rows - computed,
         contradicted=not method.appends_erratum and key in state.corrections.stated and not can_cut(kv),
         detail=chosen,
     )

@@ -18,7 +18,17 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
+from notes_cli.errors import (
+    DamagedError,
+    HeldSessionError,
+    Help,
+    NotesError,
+    Notice,
+    Say,
+    SegmentError,
+    SessionError,
+    reason,
+)
 from notes_cli.library.container import open_segment
 from notes_cli.library.safe_files import (
     HeldError,
@@ -297,7 +307,7 @@ class Sessions:
 
     def find(self, name: str) -> SessionFolder:
         """Open a session to read. Raises SessionError, with similar names, if there is none."""
-        name, known = names.typed(name), self.names()
+        name, known = names.typed(name.lower()), self.names()
         if name not in known:
             near = get_close_matches(name, known, n=3)
             hint = f". Did you mean {' or '.join(near)}?" if near else ""
@@ -305,14 +315,16 @@ class Sessions:
         return SessionFolder(self.folder / name)
 
     @contextmanager
-    def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[SessionFolder]:
+    def locked(
+        self, name: str, *, new: bool = False, reading: bool = False, say: Say | None = None
+    ) -> Iterator[SessionFolder]:
         """Lock a session for this process. `new`: it need not exist; it is removed again if the first turn is not
-        written. `reading`: nothing is written, so a read-only folder will do. Raises SessionError if there is no such
-        session, or it is locked."""
-        name = names.typed(name)
+        written. `reading`: nothing is written, so a read-only folder will do. `say`: wait until it is free, with a
+        notice of a long wait. Raises SessionError if there is no such session, or it is locked and `say` is None."""
+        name = names.typed(name.lower())
         if not new:
             self.find(name)  # before anything is written
-        with self._lock(name, reading), _remove_if_unused(self.folder / name):
+        with self._lock(name, reading, say), _remove_if_unused(self.folder / name):
             stored = SessionFolder(self.folder / name) if new else self.find(name)
             if stored.numbers and not reading:
                 stored.sweep()  # a process that was killed may have left forgotten text
@@ -322,7 +334,7 @@ class Sessions:
                 stored.closed = True
 
     @contextmanager
-    def _lock(self, name: str, reading: bool = False) -> Iterator[None]:
+    def _lock(self, name: str, reading: bool = False, say: Say | None = None) -> Iterator[None]:
         if not names.is_name(name):
             such_as = f", such as {names.name_of(name)}" if names.name_of(name) else ""
             raise SessionError(f"{name!r} is not a valid session name: use {names.RULE}{such_as}")
@@ -330,9 +342,14 @@ class Sessions:
         objection = None if name in known else names.objection(name, known)
         if objection:
             raise SessionError(objection, "Choose another name")
+
+        def on_wait(holder: str) -> None:
+            if say is not None:
+                say(Notice(f"waiting for {holder}, which has session {name} open", Help.END_WAIT()))
+
         with ExitStack() as held:
             try:
-                held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
+                held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", 0 if say is None else -1, on_wait))
             except HeldError:
                 message = f"session {name} is open already, here or in another process"
                 raise HeldSessionError(message, "Wait for it, or close it") from None

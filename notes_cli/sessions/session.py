@@ -18,8 +18,10 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.positions import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
-from notes_cli.errors import EngineError, Help, NotesError, SessionError, UnsupportedError
+from notes_cli.errors import EngineError, Help, NotesError, Notice, Say, SessionError, UnsupportedError
+from notes_cli.library.container import peek
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
+from notes_cli.library.store import is_unmodified
 from notes_cli.runtime.answering import answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import assemble, place_segment, record_uses
 from notes_cli.runtime.open_skills import SkillRef
@@ -59,6 +61,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
     """An open session, whose lock is held. Close it, or use it as a context manager."""
 
     _read_at = ""  # when global errata were read
+    _warned: frozenset[str] = frozenset()  # skills whose file has another text now
 
     def close(self) -> None:
         """Free the sequence. Committed turns are on disk."""
@@ -90,6 +93,8 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
         begun = time.perf_counter()
         goes_on = not self.empty
+        if goes_on:
+            self._warn_edited(callbacks.on_event)
         first_only = request.recompute or request.exact or request.decode or request.place or request.system is not None
         if goes_on and (request.fields or first_only):
             raise SessionError(
@@ -150,6 +155,27 @@ class Session(SessionKV, AbstractContextManager["Session"]):
             kept = Memory(memory.name, self._reference(request.memory))
             self._turn = patches, replace(after, memory=kept)
         return draft, sequence
+
+    def _warn_edited(self, say: Say) -> None:
+        """Warn once of each skill whose file has another text than the session keeps."""
+        from notes_cli.runtime.freshness import Stale, text_changed  # few turns need it
+
+        for skill in self.state.skills:
+            path = self.workspace.library.path(skill.name, self.workspace.identity)
+            if skill.name in {*self._warned, self._memory} or not path.is_file():  # a memory is opened again
+                continue
+            info = peek(path)
+            marks = marks_of(info.source, info.text)
+            if set(marks).isdisjoint(skill.marks):  # another skill of that name
+                continue
+            edited = marks[0] not in skill.marks
+            if not (edited or is_unmodified(info.source, info.stamp, path)):
+                changed = text_changed(info)
+                edited = changed is not None and changed.kind is Stale.TEXT
+            if edited:
+                self._warned |= {skill.name}
+                text = f"session {self.stored.name} keeps the text of {skill.name} as it was before an edit"
+                say(Notice(text, Help.EDIT_SESSION(name=self.stored.name), warning=True))
 
     @property
     def _memory(self) -> str:

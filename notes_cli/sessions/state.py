@@ -42,8 +42,8 @@ class Entry:
     turn: int = 0  # from 1: the turn of a piece, the turn before an edit or a cut
     reason: Reason = Reason.PLAIN
     detail: str = ""
-    moved: int = 0
-    rewritten: int = 0  # of an edit: KV entries that it computed
+    moved: int = 0  # of an edit: KV entries that it moved
+    rewritten: int = 0  # of an edit: those that it computed
     blocks: int = 0
     kept: str = ""
     nbytes: int = 0

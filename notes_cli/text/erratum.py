@@ -20,8 +20,7 @@ from notes_cli.text.keys import MAX_WORDS, field_name, is_name, listed
 
 T = TypeVar("T")
 COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
-# Resembles a name, a reference to a field, or a placeholder; "1=2" does not.
-LIKE_NAME = re.compile(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
+NOTE = re.compile("note\\s*[:\uff1a]\\s*", re.IGNORECASE)  # before free text
 ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: possibly another field with its value
 MOST_NAMED = 256  # characters searched for such a name: skill and field have at most as many
 SLOT = re.compile(r"\{(field|value|text|skill)\}")
@@ -57,12 +56,11 @@ def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
-    """Parse `field=value`, the line of a known field as texts have it (`field: value`), or free text. `known_fields`:
-    those of all spliced skills.
+    """Parse `field=value`, the line of a known field as texts have it (`field: value`), or free text, which begins with
+    `Note:` if there is an equals sign in it. `known_fields`: those of all spliced skills.
 
     Raises SkillError for an empty erratum, for a value that is empty or has several lines, for the name of a field
-    alone, and for text that resembles `field=value` with an unknown field: a single word of characters of names, or
-    several words that are nearly the name of a field.
+    alone, for `field=value` with an unknown field, and for `field: value` with one that is nearly a known one.
     """
     is_field, text = isinstance(text, OfField), text.strip()
     if not text:
@@ -75,12 +73,14 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
     if name not in known_fields:
-        if colon and not equals and _is_field_name(field_name(text[: colon.start()]), known_fields):
-            written = text[: colon.start()].strip()
-            raise SkillError(f"no spliced skill has a field {written!r}", _suggestion(known_fields, written))
-        if not equals or not (is_field or LIKE_NAME.fullmatch(name) or _resembles_field(name, known_fields)):
-            return Erratum(None, None, text)  # "We now say x=1 everywhere."
-        raise SkillError(f"no spliced skill has a field {name!r}", _suggestion(known_fields, name))
+        if not is_field and NOTE.match(text):
+            return Erratum(None, None, text)
+        if not equals:
+            name = field_name(text[: colon.start()]) if colon else ""
+            if not _resembles_field(name, known_fields):
+                return Erratum(None, None, text)
+        advice = "" if is_field or " " not in name else '. Begin words of your own with "Note:"'
+        raise SkillError(f"no spliced skill has a field {name!r}", f"{_suggestion(known_fields, name)}{advice}")
     value = clean_value(name, value)
     if (second := _second_field(value, known_fields)) is not None:
         problem = f"the erratum {text!r} gives {name!r} a value, and {second!r} another one"
@@ -97,18 +97,12 @@ def _second_field(value: str, known_fields: Collection[str]) -> str | None:
     return next((name for names in candidates for name in names if name in known_fields), None)
 
 
-def _is_field_name(name: str, known_fields: Collection[str]) -> bool:
-    """Return True if a name, with or without a skill, is a field's name in any case."""
-    fields = {field.rpartition(".")[2].casefold() for field in known_fields}
-    return name.rpartition(".")[2].casefold() in fields
-
-
 def _resembles_field(name: str, known_fields: Collection[str]) -> bool:
-    """Return True if several words are a field's name except for a few letters or their case."""
+    """Return True if a name, with or without a skill, is a field's name except for a few letters or their case."""
     from difflib import get_close_matches
 
-    fields = [field.casefold() for field in known_fields]
-    return is_name(name.rpartition(".")[2]) and bool(get_close_matches(name.casefold(), fields, n=1, cutoff=0.8))
+    name, fields = name.rpartition(".")[2], [field.rpartition(".")[2].casefold() for field in known_fields]
+    return is_name(name) and bool(get_close_matches(name.casefold(), fields, n=1, cutoff=0.8))
 
 
 def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
@@ -128,7 +122,7 @@ def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
 def word(erratum: Erratum, wording: str | None = None) -> str:
     """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
     if erratum.field is None or erratum.value is None:
-        return _fill(shipped_wordings()["free"], {"text": erratum.text})
+        return _fill(shipped_wordings()["free"], {"text": NOTE.sub("", erratum.text, count=1)})
     field = erratum.field
     if erratum.skill:
         field = _fill(shipped_wordings()["of"], {"field": field, "skill": erratum.skill})
@@ -305,13 +299,14 @@ def as_new_values(
 
 
 def _suggestion(fields: Collection[str], wanted: str) -> str:
-    """Return the remedy for an unknown field `wanted`: the known fields and the most similar one; without fields, how
-    to write one."""
+    """Return the remedy for an unknown field `wanted`: the known fields and those with a similar name, or one that
+    begins with it; without fields, how to write one."""
     from difflib import get_close_matches
 
     names = listed(sorted(fields))
     folded = {name.casefold(): field for field in fields for name in (field.rpartition(".")[2], field)}
-    similar = get_close_matches(wanted.casefold(), folded, n=1)
-    hint = f"Did you mean {folded[similar[0]]}? " if similar else ""
+    begun = [name for name in folded if name.startswith(f"{wanted.casefold()} ")]
+    similar = [folded[name] for name in begun or get_close_matches(wanted.casefold(), folded, n=3)]
+    hint = f"Did you mean {' or '.join(dict.fromkeys(similar))}? " if similar else ""
     help_ = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
     return f"{hint}Known fields: {names}{help_}"

@@ -30,6 +30,12 @@ from notes_cli.text.pictures import Link, Shown, find_images, load_images
 MAX_BYTES = 64 << 20  # more than any context holds; a model file is refused unread
 MAX_DESCRIPTION = 1024
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
+FORMATS = (  # the beginning of files with a text in another form, and a program that takes it out
+    (re.compile(rb"%PDF-"), "a PDF", "pdftotext"),
+    (re.compile(rb"PK\x03\x04"), "a DOCX, an EPUB or another archive", "pandoc"),
+    (re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.I), "an HTML page", "pandoc"),
+    (re.compile(rb'\s*\{\s*"(?=.*"nbformat")', re.S), "a notebook", "jupyter nbconvert"),
+)
 SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, decoded with surrogateescape
 TEXTS = (".md", ".markdown", ".txt")  # compiled from folders without SKILL.md
 SETTLED = 2.0  # seconds: within a tick of a coarse clock a file may change and keep its size and times
@@ -102,7 +108,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     if looks_like_image(data) or path.suffix.lower() in SUFFIXES:
         return replace(read_image(data, names.spelt(path), name or path.stem), stamp=stamp)
-    folder = path.absolute().parent.name if path.name.lower() == "skill.md" else ""
+    folder = names.typed(path.absolute().parent.name) if path.name.lower() == "skill.md" else ""
     skill = parse_skill(_decode(data, str(path)), source=names.spelt(path), default=folder or path.stem, name=name)
     skill = replace(skill, stamp=stamp)
     if folder and not name and skill.name != folder:
@@ -293,11 +299,17 @@ def _decode(data: bytes, source: str) -> str:
         raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
     if data.startswith(b"GGUF"):
         raise SkillError(f"{source} is a GGUF file, as models and compiled skills are, and no text")
+    for sign, kind, program in FORMATS:
+        if sign.match(data):
+            raise SkillError(f"{source} is {kind}, and no text", f"Take its text out first, as by {program}")
     if data.startswith(UTF16):
         try:
             return data.decode("utf-16")
         except UnicodeDecodeError:
             raise SkillError(f"{source} begins as UTF-16 text, but is none", "Convert it to UTF-8 first") from None
+    if b"\0" in data:
+        text = f"{source} is no text: byte {data.index(0)} is 0"
+        raise SkillError(text, "Is it a program's file? Take its text out first")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

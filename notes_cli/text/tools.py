@@ -539,7 +539,8 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
         value = value["result"]
     listed = value.get("tools") if isinstance(value, dict) else value
     if not isinstance(listed, list) or not listed:
-        raise SkillError(f"{path} holds no tools", 'Write a JSON list of them, or {"tools": [...]}')
+        text = 'Write a JSON list of them, or {"tools": [...]}. As a text it goes to standard input, with a name'
+        raise SkillError(f"{path} holds no tools", text)
     valid_name = names.name_of(name or path.stem)
     if not valid_name:
         raise SkillError(f"{path}: the name {(name or path.stem)!r} has no letter and no digit", "Give it another name")

@@ -7,17 +7,18 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notes_cli import output
+from notes_cli import output, signals
 from notes_cli.cli import run
 
 from ..limits import unprivileged_here
@@ -91,6 +92,20 @@ class Terminal(_Pipe):
 
     def isatty(self) -> bool:
         return True
+
+
+@contextlib.contextmanager
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Handle SIGINT in this process as `notes` does."""
+    monkeypatch.setattr(signals, "working", True)
+    monkeypatch.setattr(signals, "received", 0)
+    before = signal.signal(signal.SIGINT, signals._on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signals.received = 0
 
 
 def on_a_terminal(arguments: Sequence[object], **environment: str) -> str:

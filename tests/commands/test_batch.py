@@ -51,6 +51,7 @@ def test_a_line_has_its_own_options_and_those_of_the_command(notes: Notes, compi
     got = answers(found)
     ids = [(1, None), (2, {"a": [1]}), (4, None), (5, None), (6, "é\u202e"), (7, None), (8, None)]
     assert [(line["line"], line["id"]) for line in got] == ids
+    assert [line["question"] for line in got] == ["Why?", "Où?", "Où, 日本? {}", "7", "Why?", "null", "- May I?"]
     spliced = ("--splice", "returns")
     singles = [
         *(("Why?", *spliced), ("Où?", "-n", 3, *spliced), ("Où, 日本? {}", *spliced), ("7", *spliced), ("Why?",)),
@@ -72,7 +73,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     assert found.code == 1
     assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. The output says why, line by line\n"
     assert [line["line"] for line in got] == list(range(1, len(bad) + 3))
-    assert all(line.keys() == {"version", "line", "id", "error"} for line in got[1:-1])
+    assert all(line.keys() == {"version", "line", "id", "question", "error", "warnings"} for line in got[1:-1])
     with written_at_the_end():
         for line, given in zip(got[1:-3], entries, strict=True):
             if "MESSAGES" in os.environ:
@@ -107,6 +108,15 @@ def test_bytes_that_are_no_text_and_lines_without_end(notes: Notes) -> None:
     assert "error" not in own and own["choice"] is None
 
 
+def test_errata_of_a_line_may_be_an_object(notes: Notes, compiled: Path) -> None:
+    """Of fields and values, as in Python and over HTTP; a field that no skill has is an error."""
+    errata = [["date=2026-07-01"], {"date": "2026-07-01"}, {"we say x": "1"}]
+    asked = lines(*({"question": "Why?", "errata": one} for one in errata))
+    one, other, wrong = answers(notes("ask", "--splice", "returns", "-n", 2, "--batch", "-", stdin=asked))
+    assert one["pieces"] == other["pieces"] and one["method"] == "field+erratum"
+    assert wrong["error"]["message"].startswith("no spliced skill has a field 'we say x'. Known fields:")
+
+
 def test_nothing_to_ask_is_no_error(notes: Notes) -> None:
     assert notes("ask", "--batch", "-", stdin="\n \n") == Outcome(0, "", "")
 
@@ -117,12 +127,13 @@ def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
     errors = {key for key in keys if key.startswith("error")}
     found = notes("ask", "--splice", "returns", "-n", 2, "--batch", "-", stdin=lines('"Why?"', "{"))
     good, bad = answers(found)
-    for document, wanted in ((good, keys.keys() - errors), (bad, {"version", "line", "id"} | errors)):
+    head = {"version", "warnings", "line", "id", "question"}
+    for document, wanted in ((good, keys.keys() - errors), (bad, head | errors)):
         leaves = flat(document, keys)
         assert {key for key, _ in leaves} == set(wanted)
         assert all(type(value) in keys[key] for key, value in leaves)
     single = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json
-    assert good.keys() - {"line", "id"} == single.keys() - SINGLE
+    assert good.keys() - {"line", "id", "question"} == single.keys() - SINGLE
     text = (
         (Path(__file__).parents[2] / "docs" / "json.md")
         .read_text()

@@ -88,6 +88,14 @@ def test_quiet(home: Path, skill: Path) -> None:
     assert run_here("ask", "Why?", "-n", 2).err, "nothing of it is left for the next call"
 
 
+def test_what_is_refused_is_named(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable of a wrong value, where it came from there; a temperature out of its range."""
+    assert "--temperature': 5000 is not a number from 0 to 100" in notes("ask", "x", "--temp", 5000).refusal(2)
+    monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "x")
+    assert "Invalid value for NOTES_ASK_MAX_TOKENS: 'x' is not" in notes("ask", "x").refusal(2)
+    assert "'--n-predict': 'y' is not a whole number" in notes("ask", "x", "-n", "y").refusal(2)
+
+
 def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag, the variable that is called as it, a setting (test_config.py has more); flags may be settings."""
 

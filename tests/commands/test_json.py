@@ -29,7 +29,8 @@ TYPES = {
 
 
 def documented(section: str) -> dict[str, tuple[type, ...]]:
-    """Types of a section's keys: in its tables, in its text, and of a section that it names; objects have `version`."""
+    """Types of a section's keys: in its tables, in its text, and of a section that it names; objects have `version` and
+    `warnings`."""
     keys: dict[str, str] = {}
     if base := re.search(r"^The keys of `([^`]+)`(?: but ((?:`[^`]+`(?:,\s)?)+))?", _text(section), re.M):
         keys |= {key.removeprefix("[]."): kind for key, kind in _kinds(base[1]).items()}
@@ -37,7 +38,7 @@ def documented(section: str) -> dict[str, tuple[type, ...]]:
             del keys[key]
     keys |= _kinds(section)
     if not any(key.startswith("[].") for key in keys):
-        keys["version"] = "integer"
+        keys |= {"version": "integer", "warnings": "array of strings"}
     return {key: tuple(kind for name in types.split(" or ") for kind in TYPES[name]) for key, types in keys.items()}
 
 
@@ -156,10 +157,10 @@ def test_a_failure_is_reported_once(notes: Notes) -> None:
 
 
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
-    """version, server, tokens without the answer's, settings and pieces; nothing else."""
+    """version, warnings, server, tokens without the answer's, settings and pieces; nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
     settled = {"method", "method_why", "place", "seam", "wording"}
-    assert found.keys() == {"version", "server", "tokens", "pieces", *settled}
+    assert found.keys() == {"version", "warnings", "server", "tokens", "pieces", *settled}
     known = {key for key in documented("ask --json") if key.startswith("tokens.")}
     assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer", "tokens.reasoning"}
 

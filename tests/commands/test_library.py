@@ -84,7 +84,25 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
     for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
         outcome = notes("compile", flag)
         assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
-        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
+        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}, "warnings": []}
+
+
+def test_a_recompile_keeps_the_options(notes: Notes, skill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file, of a skill by its name and from standard input, unless they are named."""
+    monkeypatch.setenv("NOTES_MODEL", "notes-tiny")
+
+    def compiled(*arguments: object, stdin: str = "") -> tuple[str, int]:
+        (found,) = notes("compile", *arguments, "--json", stdin=stdin).json["compiled"]
+        assert not found["up_to_date"]
+        return found["kv"], found["blocks"]
+
+    assert compiled(skill, "--kv", "q8_0", "--blocks", 2) == ("q8_0", 2)
+    for source in (skill, "returns"):
+        skill.write_text(skill.read_text() + "Others pay.\n")
+        assert compiled(source) == ("q8_0", 2)
+    assert compiled(skill, "--kv", "f16", "--blocks", 1) == ("f16", 1)
+    for stdin, options in (("fee: 12", ["--kv", "q8_0"]), ("fee: 13", ["--force"])):
+        assert compiled("-", "--name", "fees", *options, stdin=stdin) == ("q8_0", 1)
 
 
 def test_rm_keeps_what_it_may_not_read(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from samples import SAMPLES
 
+from notes_cli import output
 from notes_cli.commands import session
+from notes_cli.commands.request import AnswerPrinter
 from notes_cli.config import paths
 from notes_cli.engine.pieces import Reason
+from notes_cli.library import safe_files
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import Entry, State, Turn, serialize
 from notes_cli.text.messages import Message, TextPart, user_message
@@ -20,7 +26,7 @@ from notes_cli.text.messages import Message, TextPart, user_message
 from ..limits import small_files
 from ..sessions.snapshots import forge
 from . import conftest
-from .conftest import Notes, command_line, snapshot
+from .conftest import TEXT, Notes, command_line, ctrl_c, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
 GO_ON = ("ask", "And then?", "--session", "mine", "-n", 3)
@@ -47,6 +53,38 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     chosen = notes("ask", "Sure?", "--session", "mine", "--choices", "yes,no", "--json").json
     last = notes("session", "show", "mine", "--json").json["pieces"][-1]
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
+
+
+def test_an_edit_says_what_it_computed_and_what_it_moved(notes: Notes, begun: Path) -> None:
+    """A longer value moves what follows; a session is found by its name in capitals, too."""
+    tokens = notes("session", "show", "Mine", "--json").json["tokens"]
+    outcome = notes("edit", "MINE", "--field", "tier=platinum")
+    found = re.match(r"tier=platinum: (\d+) rows recomputed, (\d+) moved; an erratum", outcome.out)
+    assert found and 0 < int(found[1]) < 12 and 12 < int(found[2]) < tokens, outcome
+    assert " moved" not in notes("edit", "mine", "--field", "date=2026-06-02").out
+    assert notes("ask", "Why?", "--session", "Monday", "-n", 1).code == 0
+    assert notes("session", "ls", "-q").out == "mine\nmonday\n"
+
+
+def test_a_text_that_was_edited_since(notes: Notes, begun: Path, skill: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line on stderr, with -q too, and in the JSON: for a question, for a turn also after it was compiled again, and
+    for what sessions keep when the skill is removed, which a terminal asks about."""
+    assert notes(*GO_ON, "-q").err == "" and notes(*GO_ON, "--json").json["warnings"] == []
+    skill.write_text(TEXT.replace("gold", "basic"))
+    question = ("ask", "Why?", "--splice", "returns", "-n", 1)
+    edited, kept = "returns: the text has changed", "session mine keeps the text of returns as it was before an edit"
+    for again in ((), ("compile", skill)):
+        asked = [] if again else [(question, edited)]
+        assert not again or notes(*again).code == 0
+        for command, line in (*asked, (GO_ON, kept)):
+            assert notes(*command, "-q").err.startswith(f"warning: {line}")
+            (warning,) = notes(*command, "--json").json["warnings"]
+            assert warning.startswith(line)
+    assert notes(*question, "-q").err == ""
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
+    refused = notes("rm", "returns", stdin="n\n")
+    assert refused.code == 1 and "warning: session mine keeps the text of returns. To remove it there" in refused.err
+    assert notes("rm", "returns", stdin="y\n").code == 0
 
 
 def test_rope_settings_of_the_first_turn_hold(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +229,20 @@ def test_ls_and_rm(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not begun.exists() and notes("session", "rm", "-y", "other").out == f"{begun.parent / 'other'}\n"
 
 
-def test_a_session_in_use_by_another_process(notes: Notes, begun: Path) -> None:
-    """While it is locked, ask, edit and undo fail at once, and rm of several removes none."""
+def test_a_session_in_use_by_another_process(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is locked, rm of several removes none. Ask, edit, chat and undo wait, and say so."""
     assert notes("session", "fork", "mine", "other").code == 0
-    rm = ("session", "rm", "-y", "other", "mine")
     with Sessions(paths().sessions).locked("mine"):
-        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine"), rm):
-            assert "session mine is open already" in notes(*arguments).refusal()
+        assert "session mine is open already" in notes("session", "rm", "-y", "other", "mine").refusal()
     assert notes("session", "ls", "-q").out == "mine\nother\n"
+    monkeypatch.setattr(safe_files, "NOTICE", 0.01)
+    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("chat", "mine"), ("session", "undo", "mine")):
+        held = ExitStack()
+        held.enter_context(Sessions(paths().sessions).locked("mine"))
+        with monkeypatch.context() as patch:  # another process ends when it is waited for
+            patch.setattr(safe_files, "_holder", lambda path, held=held: held.close() or "process 7")
+            outcome = notes(*arguments)
+        assert outcome.code == 0 and "waiting for process 7, which has session mine open. Ctrl-C ends" in outcome.err
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
@@ -241,6 +285,30 @@ def test_a_conversation(notes: Notes, returns: None) -> None:
     later = notes("chat", "mine", stdin="/undo\n/exit\nnever asked")
     assert "1 turn" not in later.out and f"took back: {QUESTION}" in later.err
     assert notes("session", "show", "mine", "--json").json["turns"] == 1
+
+
+CUT_AT_12 = "the answer was cut after 12 tokens. Let it have more: -n 24"
+
+
+def test_ctrl_c_ends_an_answer_of_a_chat(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The turn is kept as it is, and the next question is answered; at the prompt it ends the chat."""
+    typed, write = iter(["Why?", "And then?"]), AnswerPrinter.answer
+    monkeypatch.setattr("notes_cli.commands.chat._interactive", lambda: True)
+    monkeypatch.setattr(output, "read_line", lambda prompt: next(typed, None) or signal.raise_signal(signal.SIGINT))
+
+    def interrupted(printer: AnswerPrinter, text: str) -> None:
+        write(printer, text)
+        if text:
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr(AnswerPrinter, "answer", write)
+
+    monkeypatch.setattr(AnswerPrinter, "answer", interrupted)
+    with ctrl_c(monkeypatch):
+        outcome = notes("chat", "talk", "-n", 12, "--temp", 2, "--seed", 3, "--top-k", 0, "--min-p", 0)
+    assert outcome.code == 130 and outcome.err.splitlines()[1:] == [CUT_AT_12, "notes: interrupted"]
+    pieces = notes("session", "show", "talk", "--json").json["pieces"]
+    first, second = (piece["tokens"] for piece in pieces if piece["kind"] == "answer")
+    assert 0 < first < 4 and second == 12
 
 
 def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> None:

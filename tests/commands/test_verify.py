@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from notes_cli.library.container import open_segment, write_segment
 from notes_cli.measure import verify
 from notes_cli.runtime.workspace import Workspace
 
-from .conftest import Notes, on_a_terminal
+from .conftest import Notes, ctrl_c, on_a_terminal
+
+compare = verify._compare
 
 
 @pytest.fixture
@@ -34,6 +37,15 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
     found = notes(*verify, "--question", "When?", "--questions", tmp_path / "mine.txt").json
     assert [case["question"] for case in found["cases"]] == ["When?", "Why?", "Who pays?"]
     assert [case["question"] for case in notes(*verify, "--questions", "-", stdin="Why?\n").json["cases"]] == ["Why?"]
+
+
+def test_ctrl_c_reports_the_questions_before_it(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table and the status of an interrupt; without a pass."""
+    monkeypatch.setattr(verify, "_compare", lambda *given: (signal.raise_signal(signal.SIGINT), compare(*given))[1])
+    with ctrl_c(monkeypatch):
+        found = notes("verify", "returns", "--question", "Why?", "--question", "When?", "--choices", "a,b")
+    assert found.code == 130 and "Why?" in found.out and "When?" not in found.out
+    assert "interrupted: 1 of 2 cases are left out" in found.out and "FAIL: " in found.out
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:

@@ -15,6 +15,8 @@ from notes_cli.editing.methods import ERRATUM, FIELD, METHODS, Method, change
 from notes_cli.errors import NotesError
 from notes_cli.measure.verify import (
     FIRST,
+    Answered,
+    Beginning,
     Case,
     Cause,
     EditReport,
@@ -34,12 +36,12 @@ from notes_cli.measure.verify import (
     verify_session,
     verify_skills,
 )
-from notes_cli.runtime.answering import explain
+from notes_cli.runtime.answering import ask_many, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import decide
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.request import Request
+from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
@@ -70,6 +72,7 @@ GOOD = Case("Why?", 1.0, 0.0, True, "a", "a", spliced=3)
         ({"corrected": "b", "missing": ()}, True),
         ({"corrected": "b", "missing": ("2026-07-01",)}, False),
         ({"spliced": 0}, True),
+        ({"decision": "b", "babble": True}, True),
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
@@ -77,6 +80,37 @@ def test_what_passes(changes: dict[str, object], passed: bool) -> None:
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
     nothing = Report((replace(GOOD, spliced=0),))  # two recomputes of the same tokens always agree
     assert not nothing.passed and "nothing was reused" in str(nothing.failures[0])
+
+
+def test_babble_is_no_verdict(workspace: Workspace) -> None:
+    """A text whose tokens are hardly likelier than others. If all are, nothing is verified."""
+    flat, sure = np.zeros(9, np.float32), np.eye(9, dtype=np.float32)[1] * 9
+    for logits, babble in ((sure, False), (flat, True)):
+        assert Answered("x", (1,) * 24, (logits,) * 25).babble is babble
+    assert not Answered("", (), (flat,)).babble
+    assert "answers none of these" in str(Report((replace(GOOD, babble=True),)).failures[0])
+
+
+def test_questions_share_what_they_begin_with(workspace: Workspace, skill: Skill, decoded: list[int]) -> None:
+    """Three times the tokens of a batch that recomputes, at most. A case is the same alone; `ended` leaves some out."""
+    text = skill.text + "".join(f"\n{n}. Who returns {n} pays for {n + 1}." for n in range(20))
+    segment = compile_skill(workspace, replace(skill, text=text))
+    questions, errata = [f"Is it {n}?" for n in range(8)], ["date=2026-07-01", "tier=basic"]
+    request = Request("", [segment], errata, recompute=True)
+    decoded.clear()
+    assert len([*ask_many(workspace, [replace(request, question=question) for question in questions])]) == 8
+    batch = sum(decoded)
+    decoded.clear()
+    report = verify_skills(workspace, replace(request, recompute=False), questions)
+    assert len(report.cases) == 16 and len(segment) > 300
+    assert sum(decoded) < 3 * batch
+    alone = verify_skills(workspace, replace(request, recompute=False), questions[-1:])
+    for one, many in zip(alone.cases, report.cases[7::8], strict=True):
+        assert (one.decision, one.reference, one.corrected) == (many.decision, many.reference, many.corrected)
+        assert one.cosine == pytest.approx(many.cosine, abs=1e-5) and one.spliced == many.spliced
+    asked = iter([False, False, *[True] * 20])
+    some = verify_skills(workspace, request, questions, callbacks=Callbacks(ended=lambda: next(asked)))
+    assert (len(some.cases), some.left, some.rows, some.passed) == (2, 14, {}, False)
 
 
 def test_a_wrong_row_fails(workspace: Workspace, skill: Skill) -> None:
@@ -147,9 +181,9 @@ def test_noise_is_what_other_batches_do(workspace: Workspace) -> None:
         sequence.append(range(1, 200))
         one = answered(sequence, None)
     used = workspace.context.used
-    assert 0 <= noise_of(workspace, one) < 1e-3 and workspace.context.used == used
+    assert 0 <= noise_of(Beginning(workspace), one) < 1e-3 and workspace.context.used == used
     assert one.prompt is not None
-    assert noise_of(workspace, replace(one, prompt=one.prompt[::-1])) > 1e-2
+    assert noise_of(Beginning(workspace), replace(one, prompt=one.prompt[::-1])) > 1e-2
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) -> None:

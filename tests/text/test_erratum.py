@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,15 +38,15 @@ def test_a_known_field(text: str, name: str, value: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("The shop moved.", "We now say x=1 everywhere.", "1+1=2", "1=2", "The shop says x=5", "Time of day = 5"),
-        *("Note: the date is wrong.", "dates: all wrong", "the date: 2026-07-01"),
-        *("see config.yaml=yes", "See a.b: x=1", "Version 1.2 = old", "a.b.c: x=5"),  # a dot makes no reference
+        *("The shop moved.", "Closed today: 1 May", "the date: 2026-07-01", "See a.b: it moved", "a.b.c: moved"),
+        *("Note: the date is wrong.", "note : we now say x=1", "Note\uff1a1+1=2", "Note: data=2026-07-01"),
     ],
 )
 def test_free_text(text: str) -> None:
-    """A sentence with an equals sign or a colon remains a sentence."""
+    """A sentence, also one with a colon, and anything after `Note:`, which the model does not see."""
     assert parse_erratum(text, KNOWN) == Erratum(None, None, text)
     assert read_errata([text], TWO) == [Erratum(None, None, text)]
+    assert word(Erratum(None, None, text)) == "Correction: " + re.sub("(?i)^note ?[:\uff1a] ?", "", text)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,8 @@ def test_free_text(text: str) -> None:
         *((text, "Known fields: ") for text in ("Delivry time=5 days", "Grösse=5", "価格=5", "DELIVERY TIME=5 days")),
         *((text, "has a field") for text in ("RETURNS.date=x", "Returns.tier=x", "returns.=x", "returns..date=x")),
         *((text, "has a field") for text in (".date=x", "*.=x", "{{date}}=x")),
+        *((text, 'Begin words of your own with "Note:"') for text in ("We now say x=1", "Time of day = 5", "A rose=2")),
+        *((text, "has a field") for text in ("1+1=2", "see config.yaml=yes", "Delivry time: 5", "dates: wrong")),
         *((text, "has a field") for text in ("Date: 2026-07-01", "DATE: 1", "returns.Date: 1")),
     ],
 )
@@ -104,6 +108,17 @@ def test_whose_field_it_is(text: str, skills: list[str]) -> None:
     for erratum in errata:
         of = f" of {erratum.skill}" if erratum.skill else ""
         assert word(erratum).startswith(f"Correction: the {erratum.field}{of} is now 1. This replaces the earlier")
+
+
+def test_the_names_that_come_near() -> None:
+    """Those that begin with the wrong one, else those with a few other letters."""
+    known = Known([("leave", ["Annual leave Notice", "Annual leave Days per year", "Badge fee", "Bag fee"])])
+    for wrong, near in (
+        ("Annual leave", "Annual leave Notice or Annual leave Days per year"),
+        ("Bagde fee", "Badge fee or Bag fee"),
+    ):
+        with pytest.raises(SkillError, match=f"no spliced skill has a field '{wrong}'. Did you mean {near}\\?"):
+            read_errata([f"{wrong}=32 days"], known)
 
 
 def test_case_is_no_typo() -> None:
