@@ -35,7 +35,7 @@ from notes_cli.text.tools import ToolSet, in_order
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, head=32, feed_forward=128)
 CONTEXT = 40_960
-Way = Literal["nothing", "near", "compiled", "learned"]  # that may be reused, beyond equal prefixes
+Way = Literal["nothing", "compiled", "learned"]  # that may be reused, beyond equal prefixes
 WAYS: tuple[Way, ...] = get_args(Way)
 BEGIN, END = "<!-- make reuse: begin -->", "<!-- make reuse: end -->"
 SAMPLES = ("store-handbook", "api-reference", "style-guide")

@@ -39,7 +39,7 @@ _WHY = {
     "chosen": "chosen",
     "again": "decoded again",
     "live": "reused from an earlier prompt that begins alike",
-    "near": "reused from {source}, after another text there, keys rotated by {moved:+d} positions",
+    "near": "reused from {detail}, after another text there, keys rotated by {moved:+d} positions",
 }
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # of JSON documents, in UTC
@@ -58,7 +58,7 @@ def why(piece: Piece | Entry) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
     facts = attributes(piece, "detail", "moved", "blocks")
-    text = _WHY[reason].format(**facts, source=piece.detail or "an earlier prompt")
+    text = _WHY[reason].format(**facts)
     if reason == "thought_end" and piece.detail:
         text += f", cut after {piece.detail} tokens"
     if reason == "live" and piece.detail:

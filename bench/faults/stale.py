@@ -1,9 +1,9 @@
 """Prompts in which values have changed: no answer may come from an old value.
 
-A case is a story: a text with rules and values, which is compiled, was in an earlier prompt or was learned from it;
-then prompts in which it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses,
-and with `exact`. Its decision is one of an old value if only the first answer is the one that a former value gives, and
-if it changes when another value is put in place of the former one, in all that came before the prompt.
+A case is a story: a text with rules and values, which is compiled, or was learned from an earlier prompt; then prompts
+in which it is edited, quoted, repeated, moved or cut. Each prompt is answered with what the server reuses, and with
+`exact`. Its decision is one of an old value if only the first answer is the one that a former value gives, and if it
+changes when another value is put in place of the former one, in all that came before the prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from training.tiny import world
 NAME = "policy"
 PROMPTS = 4  # of a story
 CONTEXT = 8192
-WAYS: tuple[Reuse, ...] = ("compiled", "near", "learned")  # by which the text is known before it is changed
+WAYS: tuple[Reuse, ...] = ("compiled", "learned")  # by which the text is known before it is changed
 SURE = 0.8  # probability of the exact answer's first token; a decision nearer to a tie is not judged
 LEVEL = world.Level(
     skills=(1, 3), rules=(1, 3), fillers=(0, 3), heading=1.0, kinds=("table", "date", "amount"), near=0.0, sample=1.0

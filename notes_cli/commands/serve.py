@@ -50,10 +50,9 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 )
 @option(
     "--reuse",
-    "Of a changed prompt: nothing (exact), compiled texts, also those learned by the server while idle, also "
-    "parts of earlier prompts.",
+    "Of a changed prompt: nothing (exact), compiled texts, also those that the server learns while idle.",
     rare=True,
-    type=click.Choice(("exact", "compiled", "learned", "near")),
+    type=click.Choice(("exact", "compiled", "learned")),
     default="compiled",
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)

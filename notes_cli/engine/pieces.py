@@ -25,7 +25,7 @@ class Reason(str, Enum):
     RESTORED_SESSION = "restored_session"  # restored from disk [name of the session]
     CARRIED = "carried"  # reused, keys rotated by `moved` positions, recurrent state carried through
     LIVE = "live"  # left in the context by an earlier prompt with the same prefix [its tokens of NEAR, if any]
-    # reused from a text with another left context, keys rotated by `moved` positions [the skill; "": a cached prompt]
+    # reused from a text with another left context, keys rotated by `moved` positions [the text]
     NEAR = "near"
     # Decoded.
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time

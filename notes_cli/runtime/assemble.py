@@ -62,7 +62,7 @@ def assemble_task(
     splice are decoded together with those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed
     on failure. `runs`: of its texts after that prefix; each is taken out once it is placed, as its K/V takes memory.
     `states`: numbers of tokens after which the recurrent state is kept (`KVSequence.states`)."""
-    names = {placed.source.name for placed in runs or ()}
+    names = {placed.source.segment.name for placed in runs or ()}
     by_name = {segment.name: segment for segment in prompt.segments}
     if prompt.splice:
         for segment in prompt.segments:  # again: a larger context may rotate differently (LongRoPE)
@@ -108,7 +108,7 @@ def assemble_task(
     if prompt.splice and not dry:
         pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
         record_uses(workspace, prompt.segments, pieces)
-        for name in names:  # "" is no skill
+        for name in names:
             near = [piece.tokens for piece in sequence.pieces if piece.reason is Reason.NEAR and piece.detail == name]
             workspace.used(name, sum(near))
     return sequence
@@ -123,8 +123,8 @@ def append_text(
     name: str = "",
 ) -> Task[None]:
     """Append a text, as a task of the scheduler. The K/V of its runs is placed, the rest is decoded, and so are the
-    first tokens of a run that does not continue the run before (`Source.seam`), among them the first token of a prompt,
-    an attention sink, whose K/V is of no use elsewhere. The runs are taken out of the list."""
+    first tokens of each (`Source.seam`), among them the first token of a prompt, an attention sink, whose K/V is of no
+    use elsewhere. The runs are taken out of the list."""
     while len(tokens):
         ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
         sequence.append(tokens[:ahead], kind, name)
@@ -132,11 +132,9 @@ def append_text(
         if not len(tokens):
             return
         placed = runs.pop(0)
-        count, base, layers = len(placed.run), placed.source.base(placed.run.start), None
+        count, base, layers = len(placed.run), placed.base, None
         position = sequence.position(len(sequence))
-        before = sequence.pieces[-1] if sequence.pieces else None
-        continued = before is not None and before.reason is Reason.NEAR and before.moved == position - base
-        seam = 0 if continued else placed.source.seam
+        seam = placed.source.seam
         if seam < count and placed.refusal(workspace, position) is None:
             with suppress(NotesError):  # a damaged file
                 layers = [] if sequence.dry else placed.rows(seam)
@@ -146,7 +144,7 @@ def append_text(
             sequence.append(tokens[:seam], kind, name, "seam", Reason.OTHER_CONTEXT)
             while sequence.pending and not sequence.dry:
                 yield [sequence]
-            sequence.place(tokens[seam:count], layers, base + seam, kind, name, placed.source.name)
+            sequence.place(tokens[seam:count], layers, base + seam, kind, name, placed.source.segment.name)
         tokens = tokens[count:]
 
 

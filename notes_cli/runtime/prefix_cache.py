@@ -20,7 +20,7 @@ before. The states of live sequences count as stored.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 from typing import Literal, get_args
@@ -35,9 +35,8 @@ from notes_cli.engine.segment import Identity, LayerRows, Media, Segment, Stored
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.assemble import APART
-from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
+from notes_cli.runtime.token_runs import MOVED, PlacedRun, Source, TextIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk
 
@@ -69,18 +68,17 @@ class Block:
         """True if it has no K/V of another context."""
         return bool((self.origins >= 0).all())
 
-    def common(self, tokens: Tokens, origins: Tokens, lowest: int = 0) -> int:
+    def common(self, tokens: Tokens, origins: Tokens, *, moved: bool = False) -> int:
         """As `common_length`, for the block."""
-        return common_length(self.segment.tokens, self.origins, tokens, origins, lowest)
+        return common_length(self.segment.tokens, self.origins, tokens, origins, moved=moved)
 
 
-def common_length(cached: Tokens, cached_origins: Tokens, tokens: Tokens, origins: Tokens, lowest: int) -> int:
-    """Return the number of leading tokens of a prompt that a cached one has, too, with equal origins or, where the
-    prompt's would be decoded, with those of runs from `lowest` on."""
+def common_length(cached: Tokens, cached_origins: Tokens, tokens: Tokens, origins: Tokens, *, moved: bool) -> int:
+    """Return the number of leading tokens of a prompt that a cached one has, too, with equal origins. `moved`: or with
+    those of runs, where the prompt's would be decoded."""
     most = min(len(cached), len(tokens))
     theirs, ours = cached_origins[:most], origins[:most]
-    near = (ours == 0) & (theirs < 0) & (theirs >= lowest)
-    same = (cached[:most] == tokens[:most]) & ((theirs == ours) | near)
+    same = (cached[:most] == tokens[:most]) & ((theirs == ours) | (moved & (ours == 0) & (theirs == MOVED)))
     return most if same.all() else int(same.argmin())
 
 
@@ -119,7 +117,7 @@ class PrefixStore:
     def _context(self) -> Context:
         return self._workspace.context
 
-    def find(self, tokens: Tokens, origins: Tokens, salt: str, lowest: int = 0) -> list[tuple[Block, int]]:
+    def find(self, tokens: Tokens, origins: Tokens, salt: str, *, moved: bool = False) -> list[tuple[Block, int]]:
         """Return the blocks with the longest common prefix, and its number of tokens in each of them
         (`common_length`). A recurrent state exists after the last token of its block only."""
         path, blocks = list[tuple[Block, int]](), self._first.get(salt, [])
@@ -127,7 +125,7 @@ class PrefixStore:
             self.clear()
             return []
         while blocks:
-            found = [(block.common(tokens, origins, lowest), block) for block in blocks]
+            found = [(block.common(tokens, origins, moved=moved), block) for block in blocks]
             if self.recurrent:
                 found = [(count, block) for count, block in found if count == len(block)]
             count, block = max(found, key=lambda one: (one[0], one[1].decoded, -len(one[1])), default=(0, None))
@@ -147,22 +145,6 @@ class PrefixStore:
                 np.concatenate([one.segment.tokens for one in blocks]),
                 np.concatenate([one.origins for one in blocks]),
             )
-
-    def sources(self, salt: str) -> list[Source]:
-        """Return the prompts of a salt as sources of runs (token_runs.py): the blocks up to each one that none
-        follows."""
-        if self._identity is None or self._context.identity("") != self._identity:
-            return []
-        found, paths = list[Source](), [[block] for block in self._first.get(salt, [])]
-        while paths:
-            path = paths.pop()
-            paths += [[*path, child] for child in path[-1].children]
-            if not path[-1].children:
-                segments = [replace(block.segment, identity=self._workspace.identity) for block in path]
-                tokens = np.concatenate([segment.tokens for segment in segments])
-                origins = np.concatenate([block.origins for block in path])
-                found.append(Source.of_prompt(self._workspace, tokens, origins, segments))
-        return found
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
         """Append the K/V of these blocks that the sequence lacks, up to `length` tokens. On failure the sequence is
@@ -372,11 +354,9 @@ def default_budget() -> int:
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
 # How much a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts
-# (runtime/token_runs.py), "learned": also of learned ones (serve/learned.py); "near": also of cached prompts. With the
-# lowest origin of K/V that it continues.
-Reuse = Literal["exact", "compiled", "learned", "near"]
+# (runtime/token_runs.py), "learned": also of learned ones (serve/learned.py).
+Reuse = Literal["exact", "compiled", "learned"]
 REUSES: tuple[Reuse, ...] = get_args(Reuse)
-LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "learned": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
 
@@ -541,7 +521,7 @@ class PrefixCache:
             if cached.salt != salt or not cached.sequence.intact:
                 continue
             ours = layout.tokens[:-1], layout.origins[:-1]
-            common = common_length(cached.tokens, cached.origins, *ours, LOWEST_ORIGIN[layout.reuse])
+            common = common_length(cached.tokens, cached.origins, *ours, moved=layout.reuse != "exact")
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
@@ -567,7 +547,7 @@ class PrefixCache:
         if self.store is None or layout.prompt.exact:  # it does not know the batches of its rows
             return [], 0
         most = len(layout) - 1
-        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, LOWEST_ORIGIN[layout.reuse])
+        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, moved=layout.reuse != "exact")
         ends = list(accumulate(count for _, count in path))
         return path, self._usable_length(layout, ends[-1] if ends else 0, ends if self.store.recurrent else None)
 
@@ -579,7 +559,7 @@ class PrefixCache:
         cached = [(one.tokens, one.origins) for one in self.entries if one.salt == salt]
         common, more = 0, False
         for tokens, origins in (*cached, *self.store.paths(layout.tokens, layout.origins, salt)):
-            length = common_length(tokens, origins, layout.tokens, layout.origins, 0)
+            length = common_length(tokens, origins, layout.tokens, layout.origins, moved=False)
             if length > common:
                 common, more = length, length < len(tokens)
         return common if more and common < len(layout) else None
@@ -606,19 +586,10 @@ class PrefixCache:
         return 0 if length < layout.prefix_only else length
 
     def plan(
-        self,
-        workspace: Workspace,
-        layout: Layout,
-        salt: str,
-        cached: CachedPrefix | None,
-        length: int,
-        earlier: Sequence[PlacedRun] = (),
-        *,
-        dry: bool = False,
+        self, workspace: Workspace, layout: Layout, salt: str, cached: CachedPrefix | None, length: int
     ) -> tuple[Layout, list[PlacedRun]]:
         """Plan a prompt that continues the first `length` tokens of `cached`, or a longer prefix in the store.
-        Returns its layout, with the final origins of its K/V, and the runs after that prefix (`find_runs`).
-        `earlier`: those of an earlier plan for it, which are in memory."""
+        Returns its layout, with the final origins of its K/V, and the runs after that prefix, ascending."""
         path, stored = self._stored(layout, salt)
         begin, origins = length, layout.origins.copy()
         if stored > length + WORTH:
@@ -629,21 +600,11 @@ class PrefixCache:
         context, runs = workspace.context, list[PlacedRun]()
         cuttable = not (context.model.recurrent or context.drops or context.supports("splice"))
         if layout.reuse != "exact" and cuttable:
-            sources = [placed.source for placed in earlier if not placed.source.name]
-            sources += map(Source.of_compiled, layout.compiled)
-            alike = [one for one in self.entries if one.salt == salt and not one.coming and one.sequence.intact]
-            alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
-            live: dict[CachedPrefix, Source] = {}
-            for one in alike if layout.reuse == "near" else ():
-                rows = min(one.sequence.rows, len(one.tokens))
-                live[one] = Source.of_prompt(workspace, one.tokens[:rows], one.origins[:rows], one.sequence)
-            sources += live.values()
-            if self.store and layout.reuse == "near":
-                sources += self.store.sources(salt)
-            near, runs = find_runs(workspace, sources, layout.tokens, layout.texts, begin, dry=dry)
-            origins = np.where(near < 0, near, origins)
-            for one, source in live.items():
-                one.used = next(self._clock) if source.used else one.used
+            sources = list(map(Source, layout.compiled))
+            index = TextIndex(workspace.model, [source.texts for source in sources])
+            runs = [PlacedRun(run, sources[run.source]) for run in index.runs(layout.tokens, layout.texts, begin)]
+            for placed in runs:
+                origins[placed.run.first : placed.run.last] = MOVED
         return replace(layout, origins=origins), runs
 
     def begin(

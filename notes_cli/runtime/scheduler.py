@@ -226,7 +226,7 @@ class Scheduler(AbstractContextManager["Scheduler"]):
             if layout.prompt.exact and not self.running:
                 self.prefixes.make_exact(cached if length else None)
             job.difference = self.prefixes.difference(layout, job.salt)
-            layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
+            layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)
         if job.sequence is None and not job.own:

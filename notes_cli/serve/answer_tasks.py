@@ -66,7 +66,7 @@ def explain(state: ServerState, ready: PreparedRequest) -> dict[str, object]:
     assert layout is not None
     cached, length, _ = state.scheduler.prefixes.find(layout, salt)
     difference = state.scheduler.prefixes.difference(layout, salt)
-    layout, runs = state.scheduler.prefixes.plan(state.workspace, layout, salt, cached, length, dry=True)
+    layout, runs = state.scheduler.prefixes.plan(state.workspace, layout, salt, cached, length)
     if cached and length:
         sequence = state.scheduler.prefixes.begin(cached, length, layout, dry=True)
     else:

@@ -1,8 +1,8 @@
 """Work of the decode thread while there is no request: decode again what a reply has guessed, and learn texts.
 
-A reply that reuses K/V of another context, a learned text or an earlier prompt, is close to that of a prefill. Its
-prompt is decoded again while the server is idle, so that the next turn continues from the K/V of a prefill. That comes
-before learning. Any request ends the work within an operation of the graph; whole batches are kept.
+A reply that reuses the K/V of a compiled or learned text elsewhere is close to that of a prefill. Its prompt is decoded
+again while the server is idle, so that the next turn continues from the K/V of a prefill. That comes before learning.
+Any request ends the work within an operation of the graph; whole batches are kept.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.library.safe_files import make_private
 from notes_cli.library.segment_files import LEARNED, mark_use, segment_files
 from notes_cli.library.store import Library
-from notes_cli.runtime.prefix_cache import Layout, Reuse, lossless_bytes
+from notes_cli.runtime.prefix_cache import Layout, lossless_bytes
 from notes_cli.runtime.scheduler import Job
 from notes_cli.runtime.token_runs import SHORTEST, SKIPPED, WINDOW, TextIndex, Texts, common_prefix, resembles_earlier
 from notes_cli.runtime.workspace import Workspace
@@ -55,7 +55,6 @@ WAITING = 512  # blocks that are remembered until they are computed
 COMPARED = 32  # prompts until they are searched, and texts of a salt with which new ones are compared
 SALTS = 64  # whose texts are remembered
 DECAY = 0.9  # of the tokens that a block has spared, with each new block
-LEARNING: tuple[Reuse, ...] = ("learned", "near")  # modes of reuse with learned blocks
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
@@ -220,7 +219,7 @@ class LearnedBlocks:
     def with_runs(self, layout: Layout, salt: str) -> tuple[Segment, ...]:
         """Return the learned blocks that share runs of tokens with a prompt, if its mode of reuse takes them. Texts
         that resemble what is above them are left out."""
-        if layout.reuse not in LEARNING:
+        if layout.reuse != "learned":
             return ()
         with self._lock:
             blocks = self._blocks.get(salt, [])
@@ -238,7 +237,7 @@ class LearnedBlocks:
 
     def observe(self, layout: Layout, salt: str, live: int) -> None:
         """Remember a prompt, of which `live` tokens continued a cached one."""
-        if layout.reuse in LEARNING and layout.prompt.conversation is not None and self._usable:
+        if layout.reuse == "learned" and layout.prompt.conversation is not None and self._usable:
             self._prompts.append((replace(layout, compiled=()), salt, live))
 
     def count(self, salt: str, pieces: Sequence[Piece]) -> None:

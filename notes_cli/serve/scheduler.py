@@ -29,7 +29,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import JobEvent, ServerJob, client_error, job_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.idle_work import IdleWork
-from notes_cli.serve.learned import LEARNING, LearnedBlocks
+from notes_cli.serve.learned import LearnedBlocks
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import Options, ServerState, prepare
@@ -267,8 +267,8 @@ class DecodeThread:
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, options.parallel + idle)
         cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
-        learned_ram = cache_ram // 4 if options.reuse in LEARNING else 0
-        learned = LearnedBlocks(workspace, learned_ram) if options.reuse in LEARNING else None
+        learned_ram = cache_ram // 4 if options.reuse == "learned" else 0
+        learned = LearnedBlocks(workspace, learned_ram) if options.reuse == "learned" else None
         cache_ram -= learned_ram
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget

@@ -20,11 +20,11 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime.assemble import assemble_task
-from notes_cli.runtime.compile import MOVES, compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prefix_cache import BLOCK, MOST_STATES, CachedPrefix, Layout, PrefixCache, PrefixStore, Reuse
 from notes_cli.runtime.prompt import Prompt, rendered
 from notes_cli.runtime.resolve import RUN_SEAM
-from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TextIndex, Texts
+from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, TextIndex, Texts
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 
@@ -431,7 +431,7 @@ def test_runs_are_the_beginnings_of_texts(make_workspace: MakeWorkspace) -> None
             np.testing.assert_array_equal(
                 tokens[one.first : one.last], sources[one.source].tokens[one.start : one.start + len(one)]
             )
-            assert one.start in sources[one.source].begins or one.first == 300
+            assert one.start in sources[one.source].begins
             assert after is None or one.last <= after.first
         placed += len(runs)
         cut = TextIndex(model, sources).runs(tokens, spans, 450)
@@ -446,24 +446,25 @@ def test_the_longest_and_the_first_source_is_taken(make_workspace: MakeWorkspace
     index = TextIndex(model, [Texts(tokens[50:150]), Texts(tokens[50:250]), Texts(tokens[50:250])])
     assert [(one.source, one.first, one.last) for one in index.runs(tokens, [(0, 300)])] == [(1, 50, 250)]
     assert TextIndex(model, []).runs(tokens, [(0, 300)]) == []
-    assert TextIndex(model, [Texts(np.append(-1, tokens[51:250]))]).runs(tokens, [(0, 300)]) == [], "-1: of a skill"
 
 
 # Placing them.
 
 
 class Prompts:
-    """Prompts in a workspace with a prefix cache."""
+    """Prompts in a workspace with a prefix cache, and compiled texts."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace, self.prefixes = workspace, PrefixCache()
+        self.compiled: tuple[Segment, ...] = ()
 
-    def layout(
-        self, system: str, reuse: Reuse = "near", compiled: tuple[Segment, ...] = (), question: str = "Why?"
-    ) -> Layout:
+    def compile(self, text: str = BASE, **how: Any) -> Segment:
+        return compile_skill(self.workspace, Skill("rules", "", text, (), "-"), **how)
+
+    def layout(self, system: str, reuse: Reuse = "compiled", question: str = "Why?") -> Layout:
         prompt = Prompt(question, system=system)
         layout = self.prefixes.layout(rendered(self.workspace, prompt))
-        return replace(layout, reuse=reuse, compiled=compiled)
+        return replace(layout, reuse=reuse, compiled=self.compiled)
 
     def plan(self, layout: Layout, salt: str = "") -> tuple[CachedPrefix | None, int, Layout, list[PlacedRun]]:
         cached, length, _ = self.prefixes.find(layout, salt)
@@ -486,9 +487,10 @@ class Prompts:
 
 @pytest.fixture
 def prompts(make_workspace: MakeWorkspace) -> Iterator[Prompts]:
-    """With BASE as an idle prefix."""
+    """With BASE compiled, and as an idle prefix."""
     with_base = Prompts(make_workspace(n_ctx=4096))
     with_base.assembled(with_base.layout(BASE), keep=True)
+    with_base.compiled = (with_base.compile(),)
     yield with_base
     with_base.prefixes.close()
 
@@ -505,22 +507,18 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
     return float(errors[0]), float(errors[-1])
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["prompt", "compiled"])
 @pytest.mark.parametrize("change", CHANGED)
-def test_a_text_is_reused_up_to_the_first_difference(prompts: Prompts, change: str, compiled: bool) -> None:
+def test_a_text_is_reused_up_to_the_first_difference(prompts: Prompts, change: str) -> None:
     """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
     text, same = CHANGED[change]
-    segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
-    if compiled:
-        prompts.prefixes.close()
-    layout = prompts.layout(text, "compiled" if compiled else "near", segments)
+    layout = prompts.layout(text)
     sequence = prompts.assembled(layout)
     near = [piece for piece in sequence.pieces if piece.reason is Reason.NEAR]
-    assert {piece.detail for piece in near} == ({"rules" if compiled else ""} if same else set())
+    assert {piece.detail for piece in near} == ({"rules"} if same else set())
     paragraph, reused = len(BASE) // 5, sequence.count("seam") + sum(piece.tokens for piece in near)  # tokens are bytes
     assert same * (paragraph - 4) <= reused <= same * (paragraph + 90)
     seams = [piece.tokens for piece in sequence.pieces if piece.how == "seam"]
-    assert seams == [RUN_SEAM] * bool(near), "what goes on in the next chunk needs none"
+    assert seams == [RUN_SEAM] * bool(near)
     assert [piece.position for piece in sequence.pieces] == [
         0,
         *list(accumulate(piece.tokens for piece in sequence.pieces))[:-1],
@@ -530,24 +528,14 @@ def test_a_text_is_reused_up_to_the_first_difference(prompts: Prompts, change: s
     assert first < 0.02 and (last > 0.02 or not near), "only later layers depend on it"
 
 
-def test_a_run_that_continues_the_one_before_has_no_seam(prompts: Prompts) -> None:
-    """A chunk of the prompt ends between them, and they were neighbours in the source, too."""
-    prompts.assembled(prompts.layout(BASE, question=BASE.upper()), keep=True)
-    layout = prompts.layout(CHANGED["a line above"][0], question=BASE.upper())
-    sequence = prompts.assembled(layout)
-    near = [(piece.kind, piece.position + piece.tokens) for piece in sequence.pieces if piece.reason is Reason.NEAR]
-    assert [kind for kind, _ in near] == ["text", "question"] and sequence.count("seam") == RUN_SEAM
-    assert worst(prompts, layout, sequence)[0] < 0.02
-
-
 @pytest.mark.parametrize("wrong", ["rows", "base"])
 def test_the_first_layer_shows_a_wrong_place(prompts: Prompts, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above: rows of the tokens before, and keys for the next position, are far off."""
-    rows, base = PlacedRun.rows, Source.base
+    rows, base = PlacedRun.rows, PlacedRun.base.fget
     if wrong == "rows":
         monkeypatch.setattr(PlacedRun, "rows", lambda one, first: [r.cut(slice(0, -1)) for r in rows(one, first - 1)])
     else:
-        monkeypatch.setattr(Source, "base", lambda source, start: base(source, start) + 1)
+        monkeypatch.setattr(PlacedRun, "base", property(lambda one: base(one) + 1))
     layout = prompts.layout(CHANGED["a line above"][0])
     assert worst(prompts, layout, prompts.assembled(layout))[0] > 0.2
 
@@ -558,10 +546,11 @@ def test_the_first_layer_shows_a_wrong_place(prompts: Prompts, wrong: str, monke
 def test_blocks_are_texts_of_their_own(prompts: Prompts) -> None:
     """Each was compiled by itself, and is placed whatever has changed in the others; within one, up to a difference."""
     prompts.prefixes.close()
-    segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"), blocks=5)
+    segment = prompts.compile(blocks=5)
+    prompts.compiled = (segment,)
     assert len(segment.blocks) == 5
     changed = BASE.replace("26 days", "27 days").replace("carpet must", "carpet may")
-    *_, runs = prompts.plan(prompts.layout(changed, "compiled", (segment,)))
+    *_, runs = prompts.plan(prompts.layout(changed))
     reused = {token for one in runs for token in range(one.run.start, one.run.start + len(one.run))}
     lost = [[*map(reused.isdisjoint, ([first], [last - 1]))] for first, last in segment.spans]
     assert lost == [[False, False], [False, True], [False, False], [False, False], [False, True]]
@@ -569,17 +558,16 @@ def test_blocks_are_texts_of_their_own(prompts: Prompts) -> None:
 
 @pytest.mark.parametrize("change", ["a line above", "a paragraph removed"])
 def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
-    """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
+    """It has the logits of a prefill, to rounding of other batches, or to the bit; another prompt continues the run."""
     near, exact = prompts.layout(CHANGED[change][0]), prompts.layout(CHANGED[change][0], "exact")
     wanted = prompts.prefill(exact).logits()
     bound = 1e-4 * float(np.abs(wanted).max())
     assert np.abs(prompts.assembled(near, keep=True).logits() - wanted).max() > 10 * bound
     placed = min(piece.position for piece in prompts.prefixes.entries[-1].sequence.pieces if piece.how == "spliced")
-    for asked in (exact, replace(exact, reuse="compiled")):  # nothing is compiled
-        _, length, _, runs = prompts.plan(asked)
-        assert length <= placed and not runs
-        np.testing.assert_allclose(prompts.assembled(asked).logits(), wanted, atol=bound)
-        np.testing.assert_array_equal(prompts.assembled(asked, "other").logits(), wanted)
+    _, length, _, runs = prompts.plan(exact)
+    assert length <= placed and not runs
+    np.testing.assert_allclose(prompts.assembled(exact).logits(), wanted, atol=bound)
+    np.testing.assert_array_equal(prompts.assembled(exact, "other").logits(), wanted)
     again = prompts.assembled(prompts.layout(f"{CHANGED[change][0]}\n\nAnd more."))
     live = [piece for piece in again.pieces if piece.reason is Reason.LIVE and piece.detail]
     assert live and int(live[0].detail) > SHORTEST
@@ -596,60 +584,11 @@ def test_a_prompt_that_continues_runs_has_them_for_the_next(prompts: Prompts) ->
     assert length < len(text) // 2
 
 
-def test_another_salt_has_no_runs(prompts: Prompts) -> None:
-    """Neither prefixes nor runs of another tenant's prompts are reused; compiled texts are, if they are given."""
-    layout = prompts.layout(CHANGED["a line above"][0])
-    assert prompts.plan(layout)[3]
-    assert not prompts.plan(layout, "other")[3]
-    segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"))
-    [placed] = prompts.plan(prompts.layout(CHANGED["a line above"][0], compiled=(segment,)), "other")[3]
-    assert placed.source.name == "rules"
-
-
-def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> None:
-    """The K/V was read before; a plan that is made anew takes it from the first one."""
-    layout = prompts.layout(CHANGED["another order"][0])
-    _, length, planned, runs = prompts.plan(layout)
-    prompts.prefixes.close()
-    again = prompts.prefixes.plan(prompts.workspace, layout, "", None, 0, runs)
-    assert [placed.run.first for placed in again[1]] == [placed.run.first for placed in runs]
-    np.testing.assert_array_equal(again[0].origins[length:], planned.origins[length:])
-    assert not prompts.prefixes.plan(prompts.workspace, layout, "", None, 0)[1]
-    sequence = run(assemble_task(prompts.workspace, layout.prompt, runs=again[1]))
-    assert worst(prompts, layout, sequence)[0] < 0.02
-
-
-@pytest.mark.parametrize(
-    ("type_k", "moved"), [("f16", [*range(2, MOVES + 1), 0, 2]), ("q8_0", [2, 0, 2])], ids=["f16", "q8_0"]
-)
-def test_rows_are_moved_a_few_times_only(make_model: MakeModel, type_k: str, moved: list[int]) -> None:
-    """Each move rounds keys: after MOVES of them, and after one where they are quantized, the text is decoded again.
-    Only the last prompt is a source; its lowest origin, without the sign, is the number."""
-    with Workspace(make_model("qwen3"), ContextOptions(n_ctx=4096, n_threads=1, type_k=type_k)) as workspace:
-        prompts = Prompts(workspace)
-        for version in range(len(moved) + 1):
-            prompts.assembled(prompts.layout(f"{LINE * version}{BASE}"), keep=True)
-            for cached in prompts.prefixes.entries[:-1]:
-                prompts.prefixes.drop(cached)
-            last = prompts.prefixes.entries[0].origins[-150:-60]  # of the text, not of the lines above it
-            assert version == 0 or -int(last.min()) == moved[version - 1]
-
-
-def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) -> None:
-    """They may be edited in place, and a compiled skill is a source itself."""
-    prompts = Prompts(make_workspace(n_ctx=4096))
-    segment = compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-"))
-    prompt = Prompt("Why?", [segment])
-    layout = prompts.prefixes.layout(rendered(prompts.workspace, prompt))
-    prompts.assembled(layout, keep=True)
-    assert not prompts.plan(prompts.layout(CHANGED["a line above"][0]))[3]
-
-
 @pytest.mark.parametrize("kind", ["gemma3", "mistral3", "gpt2", "lfm2"])
 def test_models_whose_rows_cannot_be_moved_decode(make_workspace: MakeWorkspace, kind: str) -> None:
     """Sliding windows that keep all rows can; recurrent states, learned positions and stretches of positions cannot."""
     prompts = Prompts(make_workspace(kind, n_ctx=4096, **({"trained": 4096} if kind == "gpt2" else {})))
-    prompts.assembled(prompts.layout(BASE), keep=True)
+    prompts.compiled = (prompts.compile(),)
     layout = prompts.layout(CHANGED["a line above"][0])
     wanted = prompts.prefill(layout).logits()
     sequence = prompts.assembled(layout)

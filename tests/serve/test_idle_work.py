@@ -19,10 +19,10 @@ from .conftest import Json, Served, compile_into, pieces, reply_text, started
 from .test_learned import CONTEXT, ROOM, part, wait
 
 
-@pytest.fixture(params=["learned", "near"])
-def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
     compile_into(tmp_path, "returns")
-    with started(tmp_path, Options(reuse=request.param), CONTEXT) as found:
+    with started(tmp_path, Options(reuse="learned"), CONTEXT) as found:
         yield found
 
 

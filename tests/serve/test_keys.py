@@ -41,12 +41,11 @@ def cached(reply: Json) -> int:
 WAYS: list[tuple[str, Json]] = [
     ("/v1/chat/completions", {"messages": TALK, "notes": NOTES}),
     ("/v1/completions", {"prompt": TEXT, "notes": NOTES}),
-    ("/v1/chat/completions", {"messages": TALK, "notes": {"reuse": "near"}}),
     ("/v1/decisions", {"input": TEXT, "questions": [{"type": "predicate", "instructions": "Is it so?"}] * 2}),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), WAYS, ids=["chat", "completions", "near", "decisions"])
+@pytest.mark.parametrize(("path", "body"), WAYS, ids=["chat", "completions", "decisions"])
 def test_a_guess_of_the_others_text_finds_nothing(keyed: Served, path: str, body: Json) -> None:
     """Neither its prefix nor parts of it; nor with a salt that tries to be the other's. The same key finds it."""
     limit: Json = {} if path != "/v1/decisions" else {"max_tokens": None}
@@ -58,16 +57,6 @@ def test_a_guess_of_the_others_text_finds_nothing(keyed: Served, path: str, body
         forged = {**body, "notes": {**body.get("notes", {}), "cache_salt": salt}}
         assert cached(post(keyed, path, {**forged, **limit}, TWO)) <= first
     assert cached(post(keyed, path, {**body, **limit}, ONE)) > first + 50
-
-
-def test_parts_of_the_others_prompt_are_not_near(keyed: Served) -> None:
-    def ask(prefix: str, key: str) -> int:
-        talk = [{"role": "system", "content": prefix + TEXT}, TALK[1]]
-        return cached(post(keyed, "/v1/chat/completions", {"messages": talk, "notes": {"reuse": "near"}}, key))
-
-    alone = ask("", ONE)
-    assert ask("It is Monday. ", TWO) == alone
-    assert ask("It is Friday. ", ONE) > alone + 50
 
 
 def test_an_evicted_prompt_is_restored_for_its_key(keyed: Served) -> None:

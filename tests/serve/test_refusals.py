@@ -143,7 +143,7 @@ REFUSED: list[tuple[str, Json, str, str]] = [  # path, changed keys, `param`, ke
     (CHAT, {"tools": TOOLS, "notes": {"session": "held"}}, "messages", "a session keeps its messages"),
     # `notes`.
     (CHAT, {"notes": {"sprice": ["returns"]}}, "notes.sprice", "Unknown"),
-    (CHAT, {"notes": {"reuse": "bold"}}, "notes.reuse", "exact, compiled, learned or near"),
+    (CHAT, {"notes": {"reuse": "bold"}}, "notes.reuse", "exact, compiled or learned"),
     (CHAT, {"notes": {"errata": ["colour=red"], "splice": ["returns"]}}, "notes", "colour"),
     (CHAT, {"notes": {"choices": CHOICES}}, "notes.choices", ""),  # needs `ask`
     (CHAT, {"notes": {"memory": "returns"}}, "notes.memory", ""),  # needs `ask` or a session

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notes_cli.engine.limits import ContextOptions
 from notes_cli.serve.prepare import Options
 
-from .conftest import QUESTION, Json, Served, compile_into, reply_text, started
+from .conftest import QUESTION, Json, Served, reply_text, started
 
 RULES = "\n\n".join(
     f"Rule {number}: every {word} must be brought back within {13 * number} days, and not later than that."
@@ -61,22 +59,14 @@ def test_parts_of_compiled_texts_by_default(served: Served) -> None:
         assert any(piece["reason"] == "near" for piece in planned["pieces"])
 
 
-def test_parts_of_earlier_prompts_where_near_is_named(served: Served) -> None:
-    """Not by default, and not in exact requests, which continue no prompt that was made near."""
-    text = RULES.upper()  # not compiled
-    ask(served, text)
-    changed = f"It is Friday.\n{text}"
-    assert not ask(served, changed, notes={"cache_salt": "another"})["near"]
-    for reuse in (None, "compiled", "exact"):
-        assert not ask(served, f"{reuse}: {changed}", reuse)["near"]
-    near = ask(served, changed, "near")
-    assert near["sources"] == {"an earlier prompt"} and near["near"] > 0.7 * near["notes"]["counts"]["total"]
-    for reuse in ("exact", "compiled", None):
-        reply = ask(served, changed + " ", reuse)
-        live = sum(piece["tokens"] for piece in reply["notes"]["pieces"] if piece["how"] == "live")
-        assert live < reply["notes"]["counts"]["total"] / 4 and not reply["near"]
-        served.at_context(lambda: served.scheduler.prefixes.drop(served.scheduler.prefixes.entries[-1]))
-    again = ask(served, changed, "near")
+def test_exact_requests_continue_no_prompt_with_runs(served: Served) -> None:
+    changed = f"It is Friday.\n{RULES}"
+    assert ask(served, changed)["near"] > 0
+    reply = ask(served, changed + " ", "exact")
+    live = sum(piece["tokens"] for piece in reply["notes"]["pieces"] if piece["how"] == "live")
+    assert live < reply["notes"]["counts"]["total"] / 4 and not reply["near"]
+    served.at_context(lambda: served.scheduler.prefixes.drop(served.scheduler.prefixes.entries[-1]))
+    again = ask(served, changed)
     assert any("of them were computed after another text" in piece["why"] for piece in again["notes"]["pieces"])
 
 
@@ -115,44 +105,12 @@ def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
     assert worst > 1e-3  # else no skill was moved
 
 
-def test_tenants(served: Served) -> None:
-    """With a salt there is nothing of the library or of others; parts of its own prompts are reused."""
-    salted = {"notes": {"cache_salt": "mine"}}
-    assert not ask(served, f"It is Friday.\n{RULES}", "near", **salted)["near"]
-    assert ask(served, f"It is early.\nIt is Friday.\n{RULES}", "near", **salted)["sources"] == {"an earlier prompt"}
-    assert not ask(served, f"It is late.\n{RULES}", "near", notes={"cache_salt": "yours"})["near"]
+def test_with_a_salt_there_is_nothing_of_the_library(served: Served) -> None:
+    assert not ask(served, f"It is Friday.\n{RULES}", notes={"cache_salt": "mine"})["near"]
     assert not ask(served, f"It is early.\n{RULES}", notes={"match": False})["near"]
 
 
-def test_raw_prompts_have_runs_too(served: Served) -> None:
-    for prompt, near in ((RULES.lower(), False), (f"So: {RULES.lower()}", True)):
-        data = {"prompt": prompt, "max_tokens": 1, "notes": {"reuse": "near", "explain": True}}
-        reply = served.http.post("/v1/completions", json=data).json()
-        assert (reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 100) == near
-
-
 def test_the_servers_mode(library: Path) -> None:
-    with started(library, Options(reuse="near")) as served:
-        ask(served, RULES.upper())
-        assert ask(served, f"It is Friday.\n{RULES.upper()}")["near"]
-        assert not ask(served, f"It is Monday.\n{RULES.upper()}", "compiled")["near"]
-
-
-def test_a_full_context_evicts_the_source(tmp_path: Path) -> None:
-    """Prompts that do not fit beside each other: the runs of one are in the next, and nothing is left behind."""
-    compile_into(tmp_path)
-    context = ContextOptions(n_ctx=1024, n_threads=1)
-    with started(tmp_path, Options(parallel=4, reuse="near"), context=context, fixed_size=True) as served:
-        text = f"{RULES.upper()}\n\n{RULES.swapcase()}"
-        total = ask(served, text)["notes"]["counts"]["total"]
-        assert 512 < total < 1000, "two do not fit"
-        for number in range(3):
-            reply = ask(served, f"It is day {number}.\n{text}")
-            assert reply["near"] > total / 2
-        messages = [{"role": "system", "content": f"Go on.\n{text}"}, {"role": "user", "content": QUESTION}]
-        request = {"messages": messages, "stream": True, "max_tokens": 200}
-        with served.http.stream("POST", "/v1/chat/completions", json=request) as reply_stream:
-            next(reply_stream.iter_lines())
-        assert ask(served, f"At last.\n{text}")["near"] > total / 2
-        assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
-        assert json.dumps(served.http.get("/health").json())
+    with started(library, Options(reuse="exact")) as served:
+        assert not ask(served, f"It is Friday.\n{RULES}")["near"]
+        assert ask(served, f"It is Monday.\n{RULES}", "compiled")["near"]

@@ -81,17 +81,3 @@ def test_lines_that_are_equal_but_for_their_place(served: Served) -> None:
         messages = [*system(f"You work for Harbor Books.\n{text}"), user("What is the access?")]
         reply = served.chat(messages, max_tokens=2, notes={"explain": True})
         assert tokens_reused(reply) <= most and (most == 0 or tokens_reused(reply) > 150)
-
-
-def test_earlier_prompts_with_other_values(served: Served) -> None:
-    """With `near`, of a text that is not compiled; the control is the text as it was, below another line."""
-    text = OLD.replace("Harbor Books", "Velmar Records")
-    for number, (date, tier) in enumerate([("2026-05-01", "gold"), ("2026-07-01", "silver"), ("2026-05-03", "basic")]):
-        changed = text.replace("2026-05-01", date).replace("gold", tier, 1)
-        for question in QUESTIONS:
-            messages = [*system(changed), user(question)]
-            found = served.chat(messages, max_tokens=2, notes={"reuse": "near", "explain": True})
-            right = served.chat(messages, max_tokens=2, notes={"reuse": "exact", "cache_salt": "alone"})
-            assert reply_text(found) == reply_text(right), (number, question)
-    messages = [*system(f"Be brief.\n{text}"), user(QUESTION)]
-    assert tokens_reused(served.chat(messages, max_tokens=2, notes={"reuse": "near", "explain": True})) > 64
