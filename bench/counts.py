@@ -44,20 +44,20 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(36_685, 32_500),
-    "package files": Bound(126, 130),
-    "test lines": Bound(34_925, 29_500),
-    "bench and training lines": Bound(15_725, 16_500),
-    "docs lines": Bound(3_869, 4_000),
+    "package lines": Bound(37_600, 32_500),
+    "package files": Bound(129, 130),
+    "test lines": Bound(35_640, 29_500),
+    "bench and training lines": Bound(15_760, 16_500),
+    "docs lines": Bound(3_900, 4_000),
     "commands": Bound(19, 21),
-    "lines of options": Bound(260, 260),
+    "lines of options": Bound(269, 260),
     "stored results in KB": Bound(97, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
     "types in a question": Bound(60, 65),
-    "types in a session's turn": Bound(74, 75),
+    "types in a session's turn": Bound(75, 75),
     "types in a chat": Bound(60, 60),
-    "lines executed by a question": Bound(2_535, 2_000),
+    "lines executed by a question": Bound(2_545, 2_000),
     "functions of 3 statements in a question": Bound(335, 260),
     "modules imported by ask": Bound(59, 60),
 }
