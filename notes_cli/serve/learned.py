@@ -1,7 +1,7 @@
 """Learns the texts of prompts that recur: computes their K/V by itself while the server is idle.
 
-A block is a set of tools, a single tool, or a message without its tools and without what changes: short paragraphs with
-a date, a time or a path, and paragraphs that another prompt has otherwise. Its K/V is computed after the template's
+A block is a set of tools, a single tool, or a message without its tools and without paragraphs about the present: the
+day, the time, the working directory, the state of a repository. Its K/V is computed after the template's
 opening alone, so it has seen nothing that may change, and is placed wherever the same tokens are
 (runtime/token_runs.py). A text is one block, because sections that have not seen each other answer worse. So is a set
 of tools; the single ones are for prompts in which some of the others are missing (docs/serving.md).
@@ -17,7 +17,7 @@ import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -52,14 +52,16 @@ LEAST = 64  # tokens of a tool or a part of a text that is worth it
 JOINED = 16  # most tokens between two tools of a set that belong to it
 LONG = 256  # tokens of a block that is learned when it comes the first time
 WAITING = 512  # blocks that are remembered until they are computed
-COMPARED = 32  # prompts until they are searched, and texts of a salt with which new ones are compared
-SALTS = 64  # whose texts are remembered
+SEARCHED = 32  # latest prompts that are searched
+PRESENT = 256  # most tokens of a paragraph about the present
 DECAY = 0.9  # of the tokens that a block has spared, with each new block
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
-# A day, a time, a path, the state of a repository: what a program puts into each prompt anew.
-_VOLATILE = re.compile(rb"(?i)\d{4}-\d\d-\d\d|\d\d?:\d\d|/[\w.-]+/|\b[a-z]:\\\\|\b(?:git ?status|branch|directory)\b")
+# What programs put into each prompt anew.
+_PRESENT = re.compile(
+    rb"(?i)\b(?:today|git ?status|working ?dir(?:ectory)?|cwd|current ?(?:date|time|day|dir(?:ectory)?|branch))\b"
+)
 _OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
 _DECODER = json.JSONDecoder()
 _ATTEMPTS = 8  # objects of a message that are no JSON, before the rest of it is taken as a text
@@ -147,27 +149,19 @@ def _objects(text: bytes) -> Iterator[tuple[Json, tuple[int, int]]]:
             yield item, (match.start(), end)
 
 
-def blocks_of(paragraphs: Paragraphs, objects: Objects, earlier: Sequence[Sequence[bytes]]) -> Iterator[Found]:
-    """Yield the blocks of a message. `earlier`: the paragraphs of other texts."""
+def blocks_of(paragraphs: Paragraphs, objects: Objects) -> Iterator[Found]:
+    """Yield the blocks of a message."""
     yield from (([item], (span,)) for item, span in objects if span[1] - span[0] >= LEAST)
     if len(objects) > 1:
         items, spans = map(list, zip(*objects, strict=True))
         joined = (span if then - span[1] > JOINED else (span[0], then) for span, (then, _) in pairwise(spans))
         yield items, (*joined, spans[-1])
-    texts = {text for _, text in paragraphs}
-    nearest = max(earlier, key=lambda other: _common_bytes(texts, other), default=())
-    alike = 2 * _common_bytes(texts, nearest) >= sum(map(len, texts))
     parts: list[Span] = []
     for (start, end), text in paragraphs:
-        if (alike and text not in nearest) or (end - start < LEAST and _VOLATILE.search(text)):
-            continue
-        parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
+        if end - start > PRESENT or not _PRESENT.search(text):
+            parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
     if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
         yield [], tuple(parts)
-
-
-def _common_bytes(texts: Collection[bytes], other: Sequence[bytes]) -> int:
-    return sum(len(text) for text in other if text in texts)
 
 
 def _last_text(message: Message | None) -> bytes:
@@ -199,12 +193,10 @@ class LearnedBlocks:
         library = workspace.library
         self._library = Library(library.folder / LEARNED) if isinstance(library, Library) else None
         self._lock = threading.Lock()  # guards the attributes below
-        self._prompts: deque[tuple[Layout, str, int]] = deque(maxlen=COMPARED)
+        self._prompts: deque[tuple[Layout, str, int]] = deque(maxlen=SEARCHED)
         self._waiting: OrderedDict[tuple[str, bytes], Block] = OrderedDict()  # not computed; last: most recent
         self._blocks: dict[str, list[Block]] = {}  # computed, by salt
         self._indexes: dict[str, TextIndex] = {}  # of these
-        # Paragraphs of the latest texts, by salt; last: most recent.
-        self._texts: OrderedDict[str, deque[list[bytes]]] = OrderedDict()
         self._clock = count(1)
         self._writer = ThreadPoolExecutor(1, "learned")  # gigabytes take seconds
         for _, path in segment_files(self._library.folder) if self._library else ():
@@ -306,17 +298,11 @@ class LearnedBlocks:
         assert talk is not None
         head = _system_end(talk, pieces)
         functions = [tool["function"] for tool in talk.tools]
-        earlier = self._texts.pop(salt, None) or deque(maxlen=COMPARED)
         for first, last in ((max(first, live), last) for first, last in layout.texts if last > live):
-            messages = list(messages_of(pieces, first, last))
-            for paragraphs, objects in messages:
-                for items, parts in blocks_of(paragraphs, objects, earlier):
+            for paragraphs, objects in messages_of(pieces, first, last):
+                for items, parts in blocks_of(paragraphs, objects):
                     ours = bool(items) and all(item.get("function", item) in functions for item in items)
                     found.append(((items, parts), ours or parts[-1][1] <= head))
-            earlier.extend([text for _, text in paragraphs] for paragraphs, _ in messages if paragraphs)
-        self._texts[salt] = earlier
-        if len(self._texts) > SALTS:
-            self._texts.popitem(last=False)
         self._await(layout, salt, found)
 
     def _await(self, layout: Layout, salt: str, found: Sequence[tuple[Found, bool]]) -> None:

@@ -74,7 +74,7 @@ class Options:
     names: tuple[str, ...] = ()  # further names of the model
     splice: tuple[str, ...] = ()  # skills of requests that name none: names or texts
     errata: tuple[str, ...] = ()  # of requests that send none
-    reuse: Reuse = "compiled"  # of requests that do not name it
+    reuse: Reuse = "learned"  # of requests that do not name it
     parallel: int = 16  # sequences in prefill or decode
     queue: int = 128  # waiting requests
     max_tokens: int | None = None  # of an answer; None: until the context is full
