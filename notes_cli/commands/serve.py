@@ -53,7 +53,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "Of a changed prompt: nothing (exact), compiled texts, also those that the server learns while idle.",
     rare=True,
     type=click.Choice(("exact", "compiled", "learned")),
-    default="compiled",
+    default="learned",
 )
 @option("--max-body", "MiB of a request at most.", rare=True, type=Number(1), default=16)
 @option(
