@@ -96,15 +96,18 @@ class Terminal(_Pipe):
 
 @contextlib.contextmanager
 def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Handle SIGINT in this process as `notes` does."""
+    """Handle SIGINT in this process as `notes` does, which ignores all signals at its end."""
     monkeypatch.setattr(signals, "working", True)
     monkeypatch.setattr(signals, "received", 0)
-    before = signal.signal(signal.SIGINT, signals._on_signal)
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signals._on_signal)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
         signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         signals.received = 0
 
 
