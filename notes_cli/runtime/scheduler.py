@@ -293,10 +293,13 @@ class Scheduler(AbstractContextManager["Scheduler"]):
         limit = None if self._chunk is None else self._chunk + len(sequences)
         if len(sequences) == 1:  # a single prefill has the same batches everywhere
             limit = self.workspace.context.n_ubatch
+        stop = next((job.stop for job in awaited if job.stop), None)
         try:
-            with next((job.stop for job in awaited if job.stop), nullcontext()):
+            with stop or nullcontext():
                 decode(sequences, limit)
         except Cancelled:
+            if stop is None:  # it is that of a program
+                raise
             return True
         except NotesError:
             for job, own in awaited.items():
