@@ -143,7 +143,9 @@ def _table(rows: Sequence[Facts], long: bool) -> None:
     names = ("name", "tokens", "size", "model", "compiled", *more, "state", "fields", *last)
     shown = {name: [_cell(facts, name) for facts in rows] for name in names}
     if not output.terminal():
-        shown["fields"] = [cell if long else _cut(cell, output.COLUMNS) for cell in shown["fields"]]
+        if not long:  # the reasons of files that cannot be read stay whole
+            each = zip(shown["fields"], shown["state"], strict=True)
+            shown["fields"] = [cell if state == "unreadable" else _cut(cell, output.COLUMNS) for cell, state in each]
         output.table(list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)], right=_RIGHT)
         return
     models = list(dict.fromkeys(filter(None, shown["model"])))

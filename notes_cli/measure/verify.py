@@ -180,7 +180,7 @@ class Beginning(AbstractContextManager["Beginning"]):
                     self._progress(total - len(sequence.pending), total)
 
         run(decoding())
-        if at and workspace.grows:
+        if at and workspace.grows and not sequence.images:  # a text with images is there as a whole or not
             with suppress(EngineError):
                 self._begun = sequence.share(at)
         return sequence

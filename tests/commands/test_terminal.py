@@ -216,7 +216,8 @@ def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.
     """With the shell's status. The process does not wait for a computation that does not stop."""
     done = run_with(code.format(number=number.name), "ask", "Why?", "--json")
     assert (done.returncode, done.stderr) == (STATUS[number], f"notes: {WORDS[number]}\n")
-    assert json.loads(done.stdout) == {"version": 1, "error": {"message": WORDS[number], "status": 128 + number}}
+    error = {"message": WORDS[number], "status": 128 + number}
+    assert json.loads(done.stdout) == {"version": 1, "error": error, "warnings": []}
 
 
 def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:

@@ -109,7 +109,10 @@ def test_a_text_around_a_line_that_changes(served: Served, line: str, left_out: 
 
     def reused(number: int) -> float:
         system = "\n\n".join(talk).format(number)
-        messages = [{"role": "system", "content": f"Today is day {number}.\n\n{system}"}, {"role": "user", "content": "Why?"}]
+        messages = [
+            {"role": "system", "content": f"Today is day {number}.\n\n{system}"},
+            {"role": "user", "content": "Why?"},
+        ]
         reply = served.chat(messages, notes={"explain": True}, max_tokens=2)
         wait(served)
         return 1 - float(reply["notes"]["counts"]["decoded"] / reply["notes"]["counts"]["total"])

@@ -96,7 +96,7 @@ def test_a_name_of_the_model_with_an_at(library: Path) -> None:
         for name in ("tiny@home@returns", "tiny@returns"):
             assert served.chat(talk, model=name)["usage"]["prompt_tokens"] > 100
         assert served.chat(talk, model="tiny@home")["usage"]["prompt_tokens"] < 100
-        assert "no compiled skill 'home'" not in served.chat(talk, 404, model="other@home")["message"]
+        assert "no compiled skill 'home'" in served.chat(talk, 404, model="other@home")["message"]
 
 
 def test_explain(own: Served) -> None:
