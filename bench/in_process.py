@@ -1,4 +1,4 @@
-"""Runs a server's decode thread without HTTP: submits requests as JSON, and waits for what it learns while idle."""
+"""Run a server's decode thread without HTTP: submit requests as JSON, and wait until its idle work is done."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def ask(server: DecodeThread, request: Json) -> tuple[Answer, Prefilled]:
     return answer, prefilled
 
 
-def wait_until_learned(server: DecodeThread) -> None:
-    """Wait until there is no more work for an idle server."""
+def wait_until_idle(server: DecodeThread) -> None:
+    """Wait until an idle server has learned all texts and decoded all prompts again."""
     idle = server.idle_work
     assert idle is not None
     while server.compute(lambda: idle.busy):

@@ -1,10 +1,10 @@
 """Compare answers over blocks that the server learned by itself with those of a full prefill, on SmolLM2.
 
-    python -m bench.learned [--write docs/results/learned.json]   about 15 minutes on two cores
+    python -m bench.learned [--write docs/results/learned.json]   half an hour on two cores
 
 The texts in skills/ are system texts under a line with a date. One question on the first day, then idle time, in which
 the text is learned; then all questions of bench/real/tasks.yaml on another day, and copies of sentences. Likewise sets
-of tools: on another day they are the same, or one has come or left. No guessed prompt is decoded again in between.
+of tools: on another day they are the same, or one has come or left. No idle work is done between those questions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench import in_process
-from bench.in_process import Json, serving, smollm2, wait_until_learned
+from bench.in_process import Json, serving, smollm2, wait_until_idle
 from bench.real.tasks import SKILLS, load_tasks
 from notes_cli.runtime.request import Counts
 from notes_cli.serve.prepare import Options
@@ -59,7 +59,7 @@ def measure(model: Path) -> dict[str, Any]:
         text = load_skill(SKILLS / tasks.skill).text
         with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
             ask(server, text, 27, tasks.questions[0].ask)
-            wait_until_learned(server)
+            wait_until_idle(server)
             server.idle_work = None
             answers: dict[str, list[str]] = {way: [] for way in WAYS}
             wanted = copies(text)
@@ -123,7 +123,7 @@ def measure_tools(model: Path, first: list[str], then: list[str]) -> dict[str, A
     counts: dict[str, Counts] = {}
     with TemporaryDirectory() as home, serving(model, home, Options(reuse="learned"), CONTEXT) as server:
         ask(server, "You help.", 27, "Hello.", tools=list(map(tool, first)), tool_choice="required")
-        wait_until_learned(server)
+        wait_until_idle(server)
         server.idle_work = None
         for subject in then:
             for form, word in product(("Find", "I need"), SUBJECTS[subject][1:]):

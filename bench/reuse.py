@@ -21,7 +21,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
-from bench.in_process import Json, ask, serving, smollm2, wait_until_learned
+from bench.in_process import Json, ask, serving, smollm2, wait_until_idle
 from bench.marked import grid, put_between
 from bench.random_model import MODEL, Shape, random_model
 from bench.real.tasks import SKILLS
@@ -165,7 +165,7 @@ def counts(model: Path, agent: Agent, way: Way) -> Iterator[tuple[str, int, int]
             server.compute(compile_texts)
         yield "first request", *decoded(server, agent.request(reuse))
         if way == "learned":
-            wait_until_learned(server)
+            wait_until_idle(server)
         server.idle_work = None  # each change is one of the first request
         first = list(server.prefixes.entries)
         for change, function in CHANGES.items():

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.faults.frame import ACCEPTED, Kind, chance, check
-from bench.in_process import Json, events_of, wait_until_learned
+from bench.in_process import Json, events_of, wait_until_idle
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.library.models import SMOLLM2
@@ -246,7 +246,7 @@ class Stale(Kind):
                     if self.again(before, messages, lines, way, how) != found:
                         stale.append(f"{edit.__name__}: {found!r} (p = {p:.2f}), not {right!r} ({sure:.2f})")
             if way == "learned":
-                wait_until_learned(answers.decoding)
+                wait_until_idle(answers.decoding)
             if way != "compiled":
                 before.append(messages)
                 old = rng.choice([old, new])
@@ -261,7 +261,7 @@ class Stale(Kind):
         for prompt in before if way != "compiled" else ():
             answers.ask(prompt, 1, **how)
             if way == "learned":
-                wait_until_learned(answers.decoding)
+                wait_until_idle(answers.decoding)
 
     def again(
         self, before: list[list[Json]], messages: list[Json], lines: tuple[str, str], way: Reuse, how: Json

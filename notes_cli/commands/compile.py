@@ -129,7 +129,7 @@ def command(
       notes compile skills/                 # each skill in it
       echo "fee: 12" | notes compile - --name fees
       notes compile --all                   # all Agent Skills
-      notes compile --stale                 # what is out of date
+      notes compile --stale                 # skills whose files have changed
       notes compile skills/api-reference --blocks headings
       notes compile api-reference --kv q8_0 # a file of half the size
       notes compile fees + style-guide      # as one: fees-style-guide

@@ -136,17 +136,20 @@ def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -
 
 
 class Beginning(AbstractContextManager["Beginning"]):
-    """What prompts with different questions begin with: it is computed once, and each of them goes on from there."""
+    """The common prefix of prompts with different questions: decoded once, and forked for each of them."""
 
     def __init__(self, workspace: Workspace, progress: Progress | None = None, other: Beginning | None = None) -> None:
         """`progress`: of a prefill. `other`: another one, of which a part may do for full prefills."""
         self.workspace, self._progress, self._other = workspace, progress, other
         self._begun: KVSequence | None = None
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._begun:
             self._begun.close()
         self._begun = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def fork(self, tokens: Tokens, *, whole: bool = False) -> KVSequence | None:
         """Return a sequence with the first of these tokens that are computed, None if there are none. `whole`: with all
@@ -170,7 +173,7 @@ class Beginning(AbstractContextManager["Beginning"]):
         sequence = run(assemble_task(workspace, prompt, begun=begun))
         if known:
             return sequence
-        self.__exit__()
+        self.close()
         at, total = len(sequence) - sequence.undivided, len(sequence.pending)  # as `notes ask` divides it
 
         def decoding() -> Task[None]:

@@ -153,11 +153,12 @@ class PrefixStore:
         try:
             if self.recurrent:
                 self._restore_states(sequence, [block for block, _ in path], length)
-            for block, count in [] if self.recurrent else path:
-                first, last = max(len(sequence) - place, 0), min(count, length - place)
-                if first < last:
-                    sequence.splice(block.segment.slice(first, last))
-                place += count
+            else:
+                for block, count in path:
+                    first, last = max(len(sequence) - place, 0), min(count, length - place)
+                    if first < last:
+                        sequence.splice(block.segment.slice(first, last))
+                    place += count
         except BaseException as error:
             sequence.truncate(begun)
             if not isinstance(error, (NotesError, MemoryError)):
@@ -378,6 +379,10 @@ class Layout:
         return len(self.tokens)
 
     @property
+    def takes_runs(self) -> bool:
+        return self.reuse != "exact"
+
+    @property
     def texts(self) -> list[tuple[int, int]]:
         """Tokens [first, last) of each text that is decoded, without the prompt's last token, whose logits are
         needed."""
@@ -521,7 +526,7 @@ class PrefixCache:
             if cached.salt != salt or not cached.sequence.intact:
                 continue
             ours = layout.tokens[:-1], layout.origins[:-1]
-            common = common_length(cached.tokens, cached.origins, *ours, moved=layout.reuse != "exact")
+            common = common_length(cached.tokens, cached.origins, *ours, moved=layout.takes_runs)
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
@@ -547,7 +552,7 @@ class PrefixCache:
         if self.store is None or layout.prompt.exact:  # it does not know the batches of its rows
             return [], 0
         most = len(layout) - 1
-        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, moved=layout.reuse != "exact")
+        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt, moved=layout.takes_runs)
         ends = list(accumulate(count for _, count in path))
         return path, self._usable_length(layout, ends[-1] if ends else 0, ends if self.store.recurrent else None)
 
@@ -599,7 +604,7 @@ class PrefixCache:
             origins[:length] = cached.origins[:length]
         context, runs = workspace.context, list[PlacedRun]()
         cuttable = not (context.model.recurrent or context.drops or context.supports("splice"))
-        if layout.reuse != "exact" and cuttable:
+        if layout.takes_runs and cuttable:
             sources = list(map(Source, layout.compiled))
             index = TextIndex(workspace.model, [source.texts for source in sources])
             runs = [PlacedRun(run, sources[run.source]) for run in index.runs(layout.tokens, layout.texts, begin)]

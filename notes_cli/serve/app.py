@@ -60,7 +60,7 @@ from notes_cli.serve.segment_cache import skill_name
 SLOW = 30.0  # seconds that a client has to send it
 COUNTED = 1 << 17  # tokens of a text at /tokenize, also in a smaller context
 EMBEDDINGS = ("/embedding", "/embeddings", "/v1/embeddings", "/api/embed", "/api/embeddings")
-OLLAMA = "0.12.11"  # the version of its API: the first with log-probabilities. Some clients refuse an old one
+OLLAMA_VERSION = "0.12.11"  # the version of its API: the first with log-probabilities. Some clients refuse an old one
 LOGGED = 256  # ignored keys that are logged
 SIZE = "size"  # key of the request's state: bytes of its body
 CURL = "application/x-www-form-urlencoded"  # sent by `curl -d` for any body
@@ -114,7 +114,7 @@ class Service:
             Route("/v1/notes/skills", self.skills),
             Route("/v1/notes/skills/{name}", self.skill, methods=["GET", "DELETE"]),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
-            *(page_routes() if self.options.page else [Route("/", found, name="page")]),
+            *(page_routes() if self.options.page else [Route("/", ollama_root, name="page")]),
         ]
         return application(routes, self.options)
 
@@ -280,7 +280,7 @@ class Service:
     async def ollama_models(self, request: Request) -> Response:
         """Return the API's version, the model with its skills, or the loaded one."""
         if request.url.path == "/api/version":
-            return JSONResponse({"version": OLLAMA})
+            return JSONResponse({"version": OLLAMA_VERSION})
 
         def models() -> list[dict[str, Any]]:
             names = self._names() if request.url.path == "/api/tags" else self.scheduler.names[:1]
@@ -302,7 +302,6 @@ class Service:
 
     async def ollama(self, request: Request) -> ASGIApp:
         generated = request.url.path == "/api/generate"
-
         generate = partial(parse_generate, lambda *texts: infill_tokens(self.scheduler.workspace, *texts))
         chat = await self._parse(request, generate if generated else parse_ollama_chat)
         if chat is None:
@@ -373,7 +372,7 @@ class Service:
         new = [key for key in replies[0].request.ignored if key not in self._ignored]
         if new and len(self._ignored) < LOGGED:  # clients may name any key
             self._ignored.update(new)
-            output.say(f"ignored: {repr(', '.join(new))[1:-1]}")  # without control characters
+            output.say(f"ignored: {', '.join(new)}")
         return await respond(request, self.scheduler, replies, join)
 
     async def _prepare(self, function: Callable[[], T], request: Request | None = None) -> T:
@@ -507,8 +506,8 @@ HEADERS = {
 }
 
 
-async def found(request: Request) -> Response:
-    """Answer clients of Ollama that look whether a server is there."""
+async def ollama_root(request: Request) -> Response:
+    """Answer `/` as Ollama does, for clients that check whether a server runs."""
     return Response("Ollama is running", media_type="text/plain")
 
 

@@ -76,7 +76,10 @@ async def respond(
     first = replies[0]
     if first.request.stream:
         events = _reply_events(scheduler, replies)
-        failure = lambda error: encode_event(first.failure(error), first.framing)  # noqa: E731
+
+        def failure(error: Refused) -> bytes:
+            return encode_event(first.failure(error), first.framing)
+
         return await start_stream(request, events, failure, first.framing)
 
     async def answered() -> None:

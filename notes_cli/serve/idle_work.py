@@ -27,7 +27,7 @@ class IdleWork:
     """At most one job of the scheduler. `end` may be called in any thread, the rest in the decode thread."""
 
     def __init__(self, scheduler: Scheduler, learned: LearnedBlocks) -> None:
-        self.learned = learned
+        self._learned = learned
         self.job: Job[None] | None = None
         self._scheduler = scheduler
 
@@ -36,15 +36,14 @@ class IdleWork:
         budget, prefixes = self._scheduler.budget, self._scheduler.prefixes
         try:
             latest = max(prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
-            room = budget.most - (len(latest.sequence) if latest else 0)
-            job = self._next_job(room)
+            job = self._next_job(budget.most - (len(latest.sequence) if latest else 0))
             while job and not budget.has(job.tokens, 1):
                 evicted = prefixes.store is not None and prefixes.evict(latest)
                 if not evicted and not budget.grow(job.tokens, 1):
                     budget.release([])  # requests may try again
                     raise EngineError(f"there is no memory for {job.tokens} more tokens")
         except Exception as error:
-            self.learned.clear()
+            self._learned.clear()
             for prefix in prefixes.entries:
                 prefix.layout = None
             output.say(f"nothing is learned from the prompts so far: {error}")
@@ -61,10 +60,10 @@ class IdleWork:
     @property
     def busy(self) -> bool:
         """True if there is work to do, or a file is being written."""
-        return bool(self._scheduler.running or self._next_job(self._scheduler.budget.most) or self.learned.writing)
+        return bool(self._scheduler.running or self._next_job(self._scheduler.budget.most) or self._learned.writing)
 
     def _next_job(self, room: int) -> Job[None] | None:
-        return self._exact_job(room) or self.learned.job(room)
+        return self._exact_job(room) or self._learned.job(room)
 
     def _exact_job(self, room: int) -> Job[None] | None:
         """Return the job that decodes the latest prefix with K/V of another context again."""
@@ -76,7 +75,8 @@ class IdleWork:
         return None
 
     def _decode(self, guessed: CachedPrefix, layout: Layout, job: Job[None]) -> Task[None]:
-        """Decode the tokens of a prefix. A cancelled job keeps what it has; the next one continues."""
+        """Decode the tokens of a prefix. A cancelled job keeps the batches that it has decoded, and the next one
+        continues after them."""
         sequence, prefixes = job.sequence, self._scheduler.prefixes
         assert sequence is not None and job.prefix is not None
         try:

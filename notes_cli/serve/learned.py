@@ -1,10 +1,10 @@
 """Learns the texts of prompts that recur: computes their K/V by itself while the server is idle.
 
 A block is a set of tools, a single tool, or a message without its tools and without paragraphs about the present: the
-day, the time, the working directory, the state of a repository. Its K/V is computed after the template's
-opening alone, so it has seen nothing that may change, and is placed wherever the same tokens are
-(runtime/token_runs.py). A text is one block, because sections that have not seen each other answer worse. So is a set
-of tools; the single ones are for prompts in which some of the others are missing (docs/serving.md).
+day, the time, the working directory, the state of a repository. Its K/V is computed after the template's opening
+alone, so it has seen nothing that may change, and is placed wherever the same tokens are (runtime/token_runs.py). A
+text is one block, because sections that have not seen each other answer worse. So is a set of tools; the single ones
+are for prompts in which some of the others are missing (docs/serving.md).
 
 Blocks of the system text and of tools are learned at once, and kept on disk; others are learned when they are long or
 come a second time, and are kept in memory. Over the budget the block that spared the fewest tokens goes first.
@@ -58,7 +58,7 @@ DECAY = 0.9  # of the tokens that a block has spared, with each new block
 
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
-# What programs put into each prompt anew.
+# Words of paragraphs about the present, which differ in each prompt.
 _PRESENT = re.compile(
     rb"(?i)\b(?:today|git ?status|working ?dir(?:ectory)?|cwd|current ?(?:date|time|day|dir(?:ectory)?|branch))\b"
 )
@@ -96,6 +96,11 @@ class Block:
     def begin(self) -> bytes:
         """The tokens by which it is found."""
         return self.tokens[SKIPPED : SKIPPED + WINDOW].tobytes()
+
+    @property
+    def texts(self) -> Texts:
+        """The tokens with the beginnings by which they are found."""
+        return Texts(self.tokens, self.parts or (0,), chained=bool(self.parts))
 
     @property
     def complete(self) -> bool:
@@ -209,15 +214,14 @@ class LearnedBlocks:
     # In any thread.
 
     def with_runs(self, layout: Layout, salt: str) -> tuple[Segment, ...]:
-        """Return the learned blocks that share runs of tokens with a prompt, if its mode of reuse takes them. Texts
-        that resemble what is above them are left out."""
+        """Return the learned blocks that share runs of tokens with a prompt, if its `reuse` is "learned", but no text
+        that may be another version of one above it (`resembles_earlier`)."""
         if layout.reuse != "learned":
             return ()
         with self._lock:
             blocks = self._blocks.get(salt, [])
             if blocks and salt not in self._indexes:
-                texts = [Texts(block.tokens, block.parts or (0,), chained=bool(block.parts)) for block in blocks]
-                self._indexes[salt] = TextIndex(self._workspace.model, texts)
+                self._indexes[salt] = TextIndex(self._workspace.model, [block.texts for block in blocks])
             index, blocks = self._indexes.get(salt), [*blocks]
         runs = index.runs(layout.tokens, layout.texts) if index else []
         versions = {
@@ -274,7 +278,7 @@ class LearnedBlocks:
     def _usable(self) -> bool:
         """True if the context can move rows that are as they were computed."""
         context = self._workspace.context
-        movable = not (context.model.recurrent or context.drops or context.supports("splice"))
+        movable = not (context.drops or context.supports("splice"))
         return movable and context.supports("read") is None and context.compile_options == context.options
 
     def _worth(self, block: Block) -> bool:
@@ -312,15 +316,15 @@ class LearnedBlocks:
             learned: dict[bytes, list[Tokens]] = {}
             for block in self._blocks.get(salt, []):
                 learned.setdefault(block.begin, []).append(block.tokens)
-            sets = [Texts(one.tokens, one.parts, chained=True) for one in self._blocks.get(salt, []) if one.parts[1:]]
+            sets = [one.texts for one in self._blocks.get(salt, []) if one.parts[1:]]
             in_sets = np.zeros(len(layout), bool)
             for run in TextIndex(self._workspace.model, sets).runs(layout.tokens, layout.texts):
                 in_sets[run.first : run.last] = True
             for (items, parts), of_system in found:
-                begins = tuple(accumulate((end - start for start, end in parts[:-1]), initial=0))
+                begins = accumulate((end - start for start, end in parts[:-1]), initial=0)
                 rows = np.concatenate([np.arange(*part) for part in parts])
-                block = Block(layout.tokens[rows], begins, salt, bool(items), of_system)
-                block.parts = () if len(items) == 1 else begins
+                single = len(items) == 1
+                block = Block(layout.tokens[rows], () if single else tuple(begins), salt, bool(items), of_system)
                 known = [common_prefix(block.tokens, other) for other in learned.get(block.begin, [])]
                 known += [] if items[1:] else [int(np.count_nonzero(layout.origins[rows] < 0))]
                 windows = sliding_window_view(block.tokens[SKIPPED:], WINDOW)

@@ -565,8 +565,9 @@ def _is_token(value: Any) -> bool:
 
 BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # of Claude Code; it differs in every request
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"} | {
-    *("timestamp", "created_at", "metadata", "cache_control")
+_IGNORED_IN_MESSAGES = {
+    *("refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"),
+    *("timestamp", "created_at", "metadata", "cache_control"),
 }
 
 

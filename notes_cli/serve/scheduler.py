@@ -267,9 +267,10 @@ class DecodeThread:
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, options.parallel + idle)
         cache_ram = default_budget() if options.cache_ram is None else options.cache_ram
-        learned_ram = cache_ram // 4 if options.reuse == "learned" else 0
-        learned = LearnedBlocks(workspace, learned_ram) if options.reuse == "learned" else None
-        cache_ram -= learned_ram
+        learned = None
+        if options.reuse == "learned" and not model.recurrent:
+            learned = LearnedBlocks(workspace, cache_ram // 4)
+            cache_ram -= cache_ram // 4
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.idle_work = IdleWork(self.scheduler, learned) if learned else None

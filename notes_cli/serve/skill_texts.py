@@ -167,7 +167,8 @@ class Placer:
                 raise invalid(name, f"{name} must be a text, a list or null")
         body["messages"] = messages = copy.deepcopy(messages)
         for holder, key, system in _slots(messages):
-            holder[key] = BILLING.sub("", holder[key]) if system else holder[key]
+            if system:
+                holder[key] = BILLING.sub("", holder[key])
         found = _match(messages, self.texts.all().values()) if notes.match else {}
         named = [skills[name] for name in sorted(skills) if name not in found]
         present = {skill.name: skill for skill in (*named, *(skill for skill, _ in found.values()))}

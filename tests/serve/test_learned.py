@@ -103,8 +103,8 @@ def test_a_text_after_another_line(served: Served) -> None:
     ],
 )
 def test_a_text_around_a_line_that_changes(served: Served, line: str, left_out: bool) -> None:
-    """What is about the present is left out. What follows any other line is decoded once that has changed: its K/V may
-    hold a conclusion from it."""
+    """A paragraph about the present is left out of the learned text. Behind any other paragraph that changes, the
+    text is decoded: its K/V may hold a conclusion from it."""
     talk = [part("chair", 9), part("table", 9), line, part("lamp", 9), part("shelf", 9)]
 
     def reused(number: int) -> float:

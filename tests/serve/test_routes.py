@@ -122,7 +122,7 @@ def test_ollamas_messages() -> None:
 
 
 def test_ollamas_options() -> None:
-    """Samplers by their names, reasoning, and a line in the log for what has no meaning here."""
+    """Options set the samplers and reasoning of a chat; the others are logged as ignored."""
     sampled: Json = {"temperature": 0.5, "top_k": 3.0, "repeat_penalty": 1.5, "seed": 4, "stop": ["x"]}
     given = {
         "options": {**sampled, "num_ctx": 5, "numa": True},
@@ -186,7 +186,7 @@ def test_lines_while_nothing_happens(served: Served, monkeypatch: pytest.MonkeyP
     assert "no compiled skill" in line["error"]
 
 
-def test_a_root_for_clients_that_look(served: Served, tmp_path: Path) -> None:
+def test_the_root_for_clients_that_check_whether_a_server_runs(served: Served, tmp_path: Path) -> None:
     """The page, or with --no-page the words of Ollama, also without a key."""
     assert served.http.get("/").text.startswith("<!doctype") and served.http.head("/").status_code == 200
     with started(tmp_path, Options(page=False, keys=("k",))) as bare:
@@ -315,7 +315,7 @@ CHOICE = 'root ::= "yes" | "no"'
     ids=lambda given: next(iter(given), ""),
 )
 def test_keys_of_other_engines(given: Json, same: Json) -> None:
-    """Those that map are mapped, the others are ignored and logged."""
+    """Keys with a meaning here are converted to ours, the others are ignored and logged."""
     found, wanted = parse_chat({"messages": [ASK], **given}), parse_chat({"messages": [ASK], **same})
     assert (found.options, found.messages) == (wanted.options, wanted.messages)
     assert found.notes.cache_salt == wanted.notes.cache_salt
@@ -333,8 +333,8 @@ def test_a_tool_is_the_same_in_all_apis() -> None:
     assert len({json.dumps(chat.tools) for chat in chats}) == 1
 
 
-def test_history_that_others_ran() -> None:
-    """Calls that a service ran are left out; what has a text is a text."""
+def test_calls_that_a_service_executed() -> None:
+    """The prompt leaves out calls that a service executed. Files, documents and search results become text."""
     yes = {"type": "text", "text": "Yes."}
     ran = [{"type": "server_tool_use", "id": "1", "name": "s", "input": {}}, {"type": "web_search_tool_result"}]
     found_text = [{"type": "search_result", "source": "s", "title": "t", "content": [yes]}]
