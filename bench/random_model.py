@@ -20,11 +20,14 @@ MODEL = ROOT / "build" / "bench" / "qwen3-0.6b-shape.gguf"  # half a gigabyte th
 sys.path.append(str(ROOT / "tests"))
 from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 
-Q8_0 = gguf.GGMLQuantizationType.Q8_0
+Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
 SPACE = "\u0120"  # a blank, as GPT-2's byte-level BPE writes it
 UNLIKELY = 16  # times smaller than others are the logits of tokens that should not be written
 ENDING = 2048 * UNLIKELY  # times larger is the end token's share of the feature that makes it follow a word
-BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them
+# 32 elements, as Q8_0 and Q4_0 store them, and the standard deviation of random values
+BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])
+PACKED = np.dtype([("scale", np.float16), ("values", np.int8, 16)])
+BLOCKS = {Q8_0: (BLOCK, 73.6), Q4_0: (PACKED, 4.61)}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Shape:
     kv_heads: int = 8
     head: int = 128
     feed_forward: int = 3072
+    kind: gguf.GGMLQuantizationType = Q8_0  # of the matrices, but for the embeddings
     context: int = 40960
     rope_base: float = 1e6
 
@@ -45,11 +49,14 @@ class Shape:
 QWEN3_0_6B = Shape()
 
 
-def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
-    """A random Q8_0 matrix: bytes are drawn, not floats quantized. Outputs are as large as inputs are."""
-    blocks = np.empty((rows, columns // 32), BLOCK)
-    blocks["values"] = random.integers(-127, 128, (*blocks.shape, 32), np.int8)
-    blocks["scale"] = 1 / (73.6 * np.sqrt(columns))  # 73.6: standard deviation of the values
+def random_blocks(
+    random: np.random.Generator, rows: int, columns: int, kind: gguf.GGMLQuantizationType = Q8_0
+) -> NDArray[np.uint8]:
+    """A random matrix: bytes are drawn, not floats quantized. Outputs are as large as inputs are."""
+    block, deviation = BLOCKS[kind]
+    blocks = np.empty((rows, columns // 32), block)
+    blocks["values"] = random.integers(-127, 128, blocks["values"].shape, np.int8)
+    blocks["scale"] = 1 / (deviation * np.sqrt(columns))
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
@@ -84,7 +91,7 @@ def random_model(
     writer.add_name(f"random {shape.arch} {shape.layers}x{shape.width}")
     sizes = {"context_length": shape.context, "embedding_length": shape.width, "block_count": shape.layers}
     sizes |= {"feed_forward_length": shape.feed_forward, "head_count": shape.heads, "head_count_kv": shape.kv_heads}
-    sizes |= {"key_length": shape.head, "value_length": shape.head, "file_type": 7}
+    sizes |= {"key_length": shape.head, "value_length": shape.head, "file_type": 7 if shape.kind == Q8_0 else 2}
     for name, size in sizes.items():
         getattr(writer, f"add_{name}")(size)
     writer.add_rope_freq_base(shape.rope_base)
@@ -92,10 +99,10 @@ def random_model(
     likely = np.array(copied_tokenizer(writer, tokenizer) if tokenizer else [True] * write_tokenizer(writer))
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        found = random_blocks(random, rows, columns)
+        found = random_blocks(random, rows, columns, shape.kind)
         if brief and rows == shape.width:  # layers leave the first feature as the last token's embedding has it
             found.view(BLOCK)["values"][0] = 0
-        writer.add_tensor(f"{name}.weight", found, raw_dtype=Q8_0)
+        writer.add_tensor(f"{name}.weight", found, raw_dtype=shape.kind)
 
     def embeddings() -> None:  # also the output layer: they are tied
         found = random_blocks(random, len(likely), shape.width)

@@ -1,8 +1,8 @@
 """README and docs/: their commands print the shown output, Python runs, JSON and YAML parse.
 
 The commands of a page are run by one shell, in the folder ~/work of a new home. In an output `...` matches anything and
-two blanks any number; in the shorter README the line about the shipped model is left out. A block after `<!-- not run:
-why -->` is not run.
+two blanks any number, and a time or a speed another one of the same order of size; in the shorter README the line about
+the shipped model is left out. A block after `<!-- not run: why -->` is not run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = "serving.md"  # run against a server: tests/serve/test_document.py
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+TIME = re.compile(r"(?<![\d.,])\d[\d,]*(?:\.\d+)?(?= s\b| tokens/s)")
+ORDER = 30  # how many times slower or faster a machine may be than the one of the page
 NOT_RUN = 1
 MARK = "\x1e"
 
@@ -58,9 +60,17 @@ def steps(body: str) -> list[tuple[str, str]]:
 def matches(shown: str, found: str) -> bool:
     """True if an output matches the page."""
     shown, found = (text.replace(" tokens spliced", " spliced") for text in (shown, found))  # shorter if it is slow
-    pattern = "(?:.|\n)*?".join(re.escape(part) for part in shown.split("..."))
-    pattern = re.sub(r"(?:\\ ){2,}", " +", pattern)
-    return re.fullmatch(rf"\s*{pattern}\s*", re.sub(r" +$", "", found, flags=re.M)) is not None
+    found = re.sub(r"(\d+) min(?: (\d+) s)?", lambda slow: f"{60 * int(slow[1]) + int(slow[2] or 0)} s", found)
+    parts = re.split(rf"(\.\.\.|{TIME.pattern})", shown)
+    patterns = [re.sub(r"(?:\\ ){2,}", " +", re.escape(part)) for part in parts]
+    patterns[1::2] = ["(?:.|\n)*?" if part == "..." else f"({TIME.pattern})" for part in parts[1::2]]
+    match = re.fullmatch(rf"\s*{''.join(patterns)}\s*", re.sub(r" +$", "", found, flags=re.M))
+    if match is None:
+        return False
+    times = zip(match.groups(), TIME.findall(shown), strict=True)
+    return all(
+        1 / ORDER < float(here.replace(",", "")) / float(there.replace(",", "")) < ORDER for here, there in times
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The tables of `make real`: Markdown, written between markers into README and docs/findings.md.
+"""The tables of `make real`: Markdown, written between markers into docs/findings.md, and a summary into README.
 
 Figures are kept in docs/results/real.json, by model; tests/bench/test_real.py compares the pages with them.
 """
@@ -87,6 +87,29 @@ def corrections_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def summary_table(found: dict[str, Any]) -> str:
+    """What README shows of the other tables."""
+    ways = {row["way"]: row for row in found["fidelity"]}
+    methods = {row["method"]: row for row in found["corrections"]["methods"]}
+    spliced = {
+        "a text where it was compiled": "compiled",
+        "after a system text": "system",
+        "after a system text and another skill, asked about the last": "another",
+    }
+    lines = ["| | right | a full prefill of the same text |", "| --- | ---: | ---: |"]
+    for name, way in spliced.items():
+        lines.append(f"| {name} | {ways[way]['right']} of {ways[way]['asked']} | {ways[way]['reference_right']} |")
+    default, prefill = methods["field+erratum"], methods["suffix"]
+    corrected = {
+        "a corrected value": ("new", "asked"),
+        "what follows from a corrected value": ("follows_new", "follows_asked"),
+        "something else in a corrected text: as before": ("other_same_verdict", "other_asked"),
+    }
+    for name, (right, asked) in corrected.items():
+        lines.append(f"| {name} | {default[right]} of {default[asked]} | {prefill[right]} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[Any], str]] = {
     "speed": speed_table,
     "fidelity": fidelity_table,
@@ -116,6 +139,8 @@ def pages(results: dict[str, Any]) -> dict[Path, str]:
         for name, table in TABLES.items():
             if name in found:
                 text = marked(text, name, table(found[name]))
+        if found:
+            text = marked(text, "summary", summary_table(found))
         pages[path] = text
     return pages
 

@@ -25,9 +25,12 @@ def test_the_pages_show_what_was_measured(path: Path) -> None:
     assert report.pages(report.stored())[path] == path.read_text(encoding="utf-8")
 
 
-def test_the_readme_has_the_tables() -> None:
-    readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
-    assert all(f"<!-- real: {name} -->\n| " in readme for name in ("speed", "fidelity", "corrections"))
+def test_the_pages_have_the_tables() -> None:
+    readme, findings = (
+        (report.ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/findings.md")
+    )
+    assert "<!-- real: summary -->\n| " in readme
+    assert all(f"<!-- real: {name} -->\n| " in findings for name in report.TABLES)
     assert readme.count("\n") <= 180
 
 
