@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(37_600, 32_500),
     "package files": Bound(129, 130),
-    "test lines": Bound(35_645, 29_500),
+    "test lines": Bound(35_650, 29_500),
     "bench and training lines": Bound(15_860, 16_500),
     "docs lines": Bound(3_925, 4_000),
     "commands": Bound(19, 21),
