@@ -57,8 +57,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == QUICK and skipped_when_quick(collection_path) else None
 
 
+# Files of tests that take longest begin, so that no process waits for another one's last.
+LONG = ("test_zoo.py", "test_pages.py", "test_messages.py", "test_examples.py", "test_faults.py", "test_paper.py")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if isinstance(item, pytest.Function):
             for marker in sorted(markers_of(item)):
