@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check vulkan faults faults-slice clients agents serving upstream-cache images race reference site clean
+.PHONY: help setup dev demo quick test types counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check vulkan faults faults-slice clients agents serving upstream-cache images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,10 +55,14 @@ $(PACKAGES): pyproject.toml tests/requirements.py
 	@$(BIN)/python tests/requirements.py >$@.txt && $(BIN)/python -m pip install -q -r $@.txt
 	@touch $@
 
-test: $(DEV) $(MODELS) ## Run all tests, with a part of the zoo
+# mypy is one process, and so is most of what makes the models.
+test: $(DEV) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory -j 2 types $(MODELS)
+	@$(BIN)/pytest -n auto --dist worksteal
+
+types: $(DEV)
 	@$(BIN)/mypy
-	@$(BIN)/pytest -n auto
 
 counts: $(DEV) ## Lines, files, types that a question uses, import circles, stilted phrases: now, at most, and the goal
 	@$(BIN)/python -m bench.counts --entered

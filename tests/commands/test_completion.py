@@ -16,17 +16,11 @@ from .conftest import Notes, run_here
 
 
 @pytest.fixture
-def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shell(tmp_path: Path, compiled: Path, notes: Notes, notes_on_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `notes` on the path of a user with a skill and a session; its folder."""
     assert notes("ask", "Why?", "-n", 1, "--session", "mine").code == 0
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    command = folder / "notes"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m notes_cli "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    return folder
+    return notes_on_path
 
 
 def completed(*lines: str, word: str = "", source: str = "<(notes completion bash)") -> list[list[str]]:

@@ -1,21 +1,23 @@
-"""The examples of every `--help` run as they stand: those of `notes --help` in a fresh home, then the others."""
+"""The examples of every `--help` run as they stand: those of `notes --help` in a fresh home, then the others.
+
+The sample skills have their fields and headings only: `notes verify` prefills them many times.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from notes_cli import config
 from notes_cli.cli import COMMANDS, cli, command_named
 
-from .conftest import Outcome, command_line, run_here
+from .conftest import command_line, run_line, words
 
 ONLINE = ("notes pull", "$(notes pull")  # need a network
 
@@ -29,36 +31,33 @@ def examples(command: click.Command) -> Iterator[str]:
             yield from examples(subcommand)
 
 
-def run_line(line: str) -> Outcome:
-    """Run a line in this process, or by a shell if it has more than `notes` with arguments."""
-    words = shlex.split(line, comments=True)
-    if words[0] == "notes" and not set("|<>$") & set(line):
-        return run_here(*words[1:])
-    done = subprocess.run(["bash", "-c", line], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
 def serve(line: str) -> str:
     """Run a server until it listens, and return that line."""
-    words = shlex.split(line, comments=True)
-    server = subprocess.Popen(command_line(*words[1:], "--port", "0"), stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(command_line(*words(line)[1:], "--port", "0"), stderr=subprocess.PIPE, text=True)
     with server:
         said = next((said for said in iter(server.stderr.readline, "") if "http://" in said), "")  # type: ignore[union-attr]
         server.terminate()
     return said
 
 
+def short_samples(folder: Path) -> list[Path]:
+    """Copies of the sample skills without their sentences."""
+    for sample in config.sample_skills():
+        lines = (sample / "SKILL.md").read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if re.match(r"$|---|#|- |name:|description:", line)]
+        (folder / sample.name).mkdir(parents=True)
+        (folder / sample.name / "SKILL.md").write_text("\n".join(kept), encoding="utf-8")
+    return sorted(folder.iterdir())
+
+
 @pytest.mark.process
-def test_examples_of_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_help(tmp_path: Path, notes_on_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the commands, from an empty folder; only what a network is needed for is left out."""
     (tmp_path / "here").mkdir()
-    (tmp_path / "bin").mkdir()
-    shim = tmp_path / "bin" / "notes"
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m notes_cli "$@"\n')
-    shim.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{shim.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("SHELL", "/bin/bash")
+    samples = short_samples(tmp_path / "samples")
+    monkeypatch.setattr(config, "sample_skills", lambda: samples)
     monkeypatch.chdir(tmp_path / "here")
     lines = [line.strip() for command in (cli, *map(command_named, COMMANDS)) for line in examples(command)]
     offline = [line for line in lines if not any(word in line for word in ONLINE)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -203,27 +204,19 @@ def pattern(lines: list[str], places: dict[str, str]) -> str:
 def played(line: str) -> Outcome:
     """Run a line: `notes` or a shell command, after `VAR=value`, before `<<< text`."""
     words = shlex.split(line)
-    stdin = ""
-    if "<<<" in words:
-        stdin = words.pop() + "\n"
-        words.pop()
-    before: dict[str, str | None] = {}
-    while "=" in words[0]:
-        name, _, value = words.pop(0).partition("=")
-        before[name] = os.environ.get(name)
-        os.environ[name] = value
-    try:
-        if words[0] == "mv":
-            os.rename(*words[1:])
-            return Outcome(0, "", "")
-        if words[0] == "write":
-            Path(words[1]).write_text(words[2].replace("\\n", "\n") + "\n")
-            return Outcome(0, "", "")
-        assert words[0] == "notes", line
-        return run_here(*words[1:], stdin=stdin)
-    finally:
-        for name, old in before.items():
-            os.environ.pop(name) if old is None else os.environ.update({name: old})
+    *words, stdin = [*words[:-2], words[-1] + "\n"] if "<<<" in words else [*words, ""]
+    with pytest.MonkeyPatch.context() as patch:
+        while "=" in words[0]:
+            patch.setenv(*words.pop(0).split("=", 1))
+        command, *arguments = words
+        if command == "notes":
+            return run_here(*arguments, stdin=stdin)
+    if command == "mv":
+        os.rename(*arguments)
+    else:
+        assert command == "write", line
+        Path(arguments[0]).write_text(arguments[1].replace("\\n", "\n") + "\n")
+    return Outcome(0, "", "")
 
 
 def play(script: Path, home: Path) -> list[str]:
@@ -267,8 +260,11 @@ def test_a_first_day(make_model: Callable[..., Path], home: Path, folder: Path) 
     assert sum("notes " in line for line in play(FIRST_DAY, home)) >= 40
 
 
-def test_a_first_hour_on_a_real_model(smollm2: Path, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_hour_on_a_real_model(
+    handbook: Path, home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SmolLM2 is the default model; its answers are right where the script has them in full."""
+    shutil.copytree(handbook, home, dirs_exist_ok=True)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(ABSENT)])
     Path("house").mkdir()
     for name, text in HOUSE.items():

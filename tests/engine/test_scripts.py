@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from forward import Forward, Rows
+from forward import Rows
 
-from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run
+from bench.windows import CONTROLS, MODELS, Shapes, run
 from notes_cli.engine.context import Context
 from notes_cli.engine.limits import ContextOptions
 
@@ -36,24 +36,12 @@ def test_the_reference_is_the_model(shapes: Shapes, number: int) -> None:
         )
 
 
-def test_the_reference_turns_keys_as_it_computes_them(shapes: Shapes) -> None:
-    """A row of the first layer, moved, is the row that is computed there."""
-    _, forward = shapes.models[1]
-    assert isinstance(forward, Forward)
-    here: Rows = {}
-    there: Rows = {}
-    tokens = shapes.tokens[BASE : BASE + SEGMENT]
-    forward.compute(here, range(SEGMENT), tokens)
-    forward.compute(there, range(100, 100 + SEGMENT), tokens)
-    assert np.allclose(forward.moved(here[3], 100).k[0], there[103].k[0], atol=1e-12)
-
-
 def test_random_scripts_compute_what_they_say(shapes: Shapes) -> None:
     """Append, rewrite, splice, truncate and copy, with and without swa_full: no difference beyond rounding, and no
     refusal without a reason."""
-    totals = run(shapes, range(5000, 5016))
+    totals = run(shapes, range(5000, 5008))
     assert totals.wrong == []
-    assert totals.operations.total() == 16 * 24 > 5 * totals.refusals.total()
+    assert totals.operations.total() == 8 * 24 > 5 * totals.refusals.total()
 
 
 @pytest.mark.parametrize("spoil", CONTROLS)

@@ -20,12 +20,11 @@ from notes_cli.serve.prepare import Options
 from ..zoo import zoo_model
 from .conftest import Json, Served, started
 
-# All recurrent and hybrid models of the zoo that have a tokenizer; DeepSeek V4's memory cannot be taken apart.
+# Recurrent and hybrid models of the zoo of each kind of layer and memory; those with more experts or other sizes are
+# alike (`make zoo`). DeepSeek V4's memory cannot be taken apart.
 MODELS = [
-    *("bailingmoe3-moe", "falcon-h1-dense", "glm5-next-moe", "granitehybrid-dense", "jamba-dense", "kimi-k3-moe"),
-    *("kimi-linear-moe", "lfm2-dense", "lfm2moe-moe", "mamba-dense", "mamba2-dense", "minimax-01-moe"),
-    *("nemotron_h-dense", "nemotron_h_moe-dense", "plamo2-dense", "qwen35-dense", "qwen35moe-moe", "qwen3next-moe"),
-    "qwen4exp-moe",
+    *("bailingmoe3-moe", "falcon-h1-dense", "glm5-next-moe", "jamba-dense", "kimi-k3-moe", "kimi-linear-moe"),
+    *("lfm2-dense", "mamba-dense", "mamba2-dense", "minimax-01-moe", "qwen35-dense", "qwen4exp-moe"),
 ]
 IN_BLOCKS = {"minimax-01-moe"}  # its attention is computed in blocks of a batch: other batches round otherwise
 

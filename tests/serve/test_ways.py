@@ -13,7 +13,7 @@ import pytest
 from notes_cli.engine.sequence import KVSequence
 
 from ..commands.conftest import run_here
-from .conftest import Served, compile_into, started
+from .conftest import Served
 
 LONG = "It was bought in a shop by the river, and it has been worn twice since then by somebody else. " * 3
 ASKED = [  # questions, and the text before the skills
@@ -24,14 +24,6 @@ ASKED = [  # questions, and the text before the skills
     ("Who are you, and why?", LONG),
 ]
 VALUES = ["2026-07-01", "2026-06-03", "a day long after all of the others, which nobody remembers any more"]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("ways")
-    compile_into(home, "returns", "support")
-    with started(home) as found:
-        yield found
 
 
 class Seen:
