@@ -283,19 +283,41 @@ def literal(user: User) -> None:
     same((page.locator("img, b:not(.cost b)").count(), page.title()), (0, "notes"))
 
 
+@check("keyboard alone: a skill, Tab, the question; arrows go from skill to skill")
+def two_stops(user: User) -> None:
+    keys, page = user.page.keyboard, user.page
+    page.get_by_label("beyond").focus()
+    around = (("Right", "hostile"), ("Down", "returns"), ("Left", "hostile"), ("Up", "beyond"))
+    for arrow, name in around:
+        keys.press(f"Arrow{arrow}")
+        expect(page.get_by_label(name)).to_be_focused()
+    keys.press("ArrowLeft")
+    keys.press("Space")
+    expect(page.get_by_label("support")).to_be_checked()
+    keys.press("Tab")
+    expect(page.get_by_label("Question", exact=True)).to_be_focused()
+    keys.press("Shift+Tab")
+    expect(page.get_by_label("support")).to_be_focused()
+    page.get_by_label("returns").check()
+    user.ask()
+    keys.press("Shift+Tab")
+    expect(page.get_by_label("returns")).to_be_focused()
+
+
 @check("keyboard alone: pick, correct, ask, look at the numbers, open and close the text")
 def keyboard(user: User) -> None:
     page = user.page
     expect(page.get_by_label("returns")).to_be_visible()
 
-    def reach(wanted: Locator) -> None:
+    def reach(wanted: Locator, key: str = "Tab") -> None:
         for _ in range(60):
-            page.keyboard.press("Tab")
+            page.keyboard.press(key)
             if wanted.evaluate("node => node === document.activeElement"):
                 return
-        raise AssertionError(f"Tab does not come to {wanted}")
+        raise AssertionError(f"{key} does not come to {wanted}")
 
-    reach(page.get_by_label("returns"))
+    reach(page.get_by_label("beyond"))
+    reach(page.get_by_label("returns"), "ArrowRight")
     page.keyboard.press("Space")
     expect(page.get_by_label("returns")).to_be_focused()
     reach(page.get_by_label("date", exact=True))

@@ -12,6 +12,8 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+export const press = (words, click, more = {}) => el("button", { type: "button", class: "plain", ...more, on: { click } }, words);
+
 export const byId = (id) => document.getElementById(id);
 
 const status = byId("status");

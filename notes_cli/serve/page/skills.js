@@ -1,6 +1,6 @@
-// Shows the panel of skills, in which the user selects, orders and corrects them.
+// Shows the skills above the question, to pick and order them, and the fields of the picked ones, to correct them.
 
-import { announce, byId, count, el } from "./dom.js";
+import { announce, byId, count, el, press } from "./dom.js";
 import { ServerError, get, post } from "./server.js";
 
 const chosen = []; // names, in the order of the prompt
@@ -10,6 +10,7 @@ const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
 let sentences = []; // corrections of the server's options that are of no field
 let loaded = false;
+let reached = ""; // the skill that Tab comes to: arrows go to the others
 let openText = () => {};
 
 // Return the skills and errata of the next prompt; `news`: the errata that are new in this conversation.
@@ -87,17 +88,19 @@ const fits = (skill) => !skill.problem && skill.model_matches !== false;
 // Show why the skills could not be loaded.
 export function failed(error) {
   loaded = false;
-  byId("skills").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
+  byId("fields").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
 }
 
 function show() {
-  const list = byId("skills");
+  const list = byId("fields");
   const drafts = [...list.querySelectorAll(".field input")].filter((input) => input.value !== input.defaultValue);
   const here = skills.filter(fits);
   const elsewhere = skills.filter((skill) => !usable(skill.name));
-  list.replaceChildren(...here.map(card));
-  if (!here.length) {
-    list.append(el("p", { class: "quiet" }, "No skill is compiled for this model yet."));
+  if (!here.some(({ name }) => name === reached)) reached = here[0]?.name;
+  byId("skills").replaceChildren(...here.map(chip));
+  list.replaceChildren(...chosen.flatMap((name) => here.filter((skill) => skill.name === name)).map(card));
+  if (!chosen.length) {
+    list.append(el("p", { class: "quiet" }, here.length ? "Pick one above the question: its fields are shown here." : "No skill is compiled for this model yet."));
   }
   if (elsewhere.length) {
     list.append(el("details", { class: "elsewhere" },
@@ -116,18 +119,35 @@ function show() {
 
 const elsewhereWhy = ({ name, identity }) => `compiled for ${identity?.model || "another model"}. For this one: notes compile --from ${name} -m ${byId("model").textContent}`;
 
-function card(skill) {
+// Make the checkbox of a skill, with its place among those that are picked.
+function chip(skill) {
   const id = `skill-${skill.name}`;
   const on = chosen.includes(skill.name);
-  const box = el("input", { type: "checkbox", id, checked: on, on: { change: () => choose(skill.name, box.checked) } });
+  const box = el("input", { type: "checkbox", id, checked: on, tabindex: skill.name === reached ? "0" : "-1",
+    on: { change: () => choose(skill.name, box.checked) } });
   const place = chosen.length > 1 && on ? el("span", { class: "place", title: "its place among the skills" },
     String(chosen.indexOf(skill.name) + 1)) : null;
-  return el("div", { class: on ? "skill on" : "skill" },
-    el("div", { class: "row" }, box, el("label", { for: id }, skill.name), place,
-      el("span", { class: "quiet number" }, count(skill.tokens, "token"))),
-    on ? el("div", { class: "fields" },
-      ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)),
-      el("button", { type: "button", class: "plain", on: { click: () => openText(skill) } }, "Text")) : null);
+  return el("div", { class: on ? "chip on" : "chip" }, box, el("label", { for: id }, skill.name), place,
+    el("span", { class: "quiet number" }, count(skill.tokens, "token")));
+}
+
+const boxes = () => [...byId("skills").querySelectorAll("input")];
+
+byId("skills").addEventListener("focusin", ({ target }) => {
+  reached = target.id.slice("skill-".length);
+  for (const box of boxes()) box.tabIndex = box === target ? 0 : -1;
+});
+byId("skills").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  boxes().at((boxes().indexOf(event.target) + step) % boxes().length).focus();
+});
+
+function card(skill) {
+  return el("div", { class: "skill" },
+    el("div", { class: "row" }, el("h3", {}, skill.name), press("Text", () => openText(skill))),
+    ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)));
 }
 
 export const pick = (name) => choose(name, true);
@@ -159,7 +179,6 @@ function note(skill, field, now) {
   const name = `${skill.name}.${field}`;
   const value = holds(skill, field);
   const status = notes.get(name);
-  const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);
   if (now !== value) {
     return el("div", { class: "quiet note" }, el("span", {}, "was ", el("s", {}, value)),
       press("Undo", () => correct(name, value, value)), press("Correct everywhere", () => correctEverywhere(skill.name, field, now)), status);
