@@ -16,6 +16,17 @@ export const press = (words, click, more = {}) => el("button", { type: "button",
 
 export const byId = (id) => document.getElementById(id);
 
+// Run a job with the browser's storage; return false if the browser refuses, or has no room.
+export function allowed(job) {
+  try {
+    job();
+    return true;
+  } catch (error) {
+    if (error instanceof DOMException) return false;
+    throw error;
+  }
+}
+
 const status = byId("status");
 
 // Announce a sentence to screen readers.

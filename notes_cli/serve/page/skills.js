@@ -10,6 +10,7 @@ const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
 let sentences = []; // corrections of the server's options that are of no field
 let loaded = false;
+let resumed = null; // a turn to resume when the skills are loaded
 let reached = ""; // the skill that Tab comes to: arrows go to the others
 let openText = () => {};
 
@@ -34,22 +35,33 @@ export const correction = (skill, field) => corrections.get(`${skill}.${field}`)
 // Return a field's value in a new conversation: the text's, or that of a global erratum.
 export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
 
-// Record the errata that the model has read.
+// Split "skill.field=value".
+function parted(erratum) {
+  const [name] = erratum.split("=", 1);
+  return [name.trim(), erratum.slice(name.length + 1).trim()];
+}
+
+// Record the errata that the model has read in this conversation, and drop corrections that repeat a field's own value.
 export function recordStated(errata) {
-  for (const erratum of errata) {
-    const [name] = erratum.split("=", 1);
-    stated.set(name, erratum.slice(name.length + 1));
+  stated.clear();
+  for (const erratum of errata) stated.set(...parted(erratum));
+  for (const skill of skills) {
+    for (const field of Object.keys(skill.fields ?? {})) {
+      const name = `${skill.name}.${field}`;
+      if (!stated.has(name) && correction(skill.name, field) === holds(skill, field)) corrections.delete(name);
+    }
   }
   document.dispatchEvent(new CustomEvent("prompted"));
 }
 
-// Begin a conversation, without the corrections that repeat the field's own value.
-export function newConversation() {
-  stated.clear();
-  for (const skill of skills) {
-    for (const field of Object.keys(skill.fields ?? {})) {
-      if (correction(skill.name, field) === holds(skill, field)) corrections.delete(`${skill.name}.${field}`);
-    }
+// Take over the skills and corrections of a turn that was kept, as far as they are still there.
+export function resume(turn) {
+  resumed = loaded ? null : turn;
+  if (!loaded) return;
+  chosen.splice(0, Infinity, ...turn.splice.filter(usable));
+  corrections.clear();
+  for (const [name, value] of turn.errata.map(parted)) {
+    if (skills.some((skill) => Object.keys(skill.fields ?? {}).some((field) => name === `${skill.name}.${field}`))) corrections.set(name, value);
   }
   show();
 }
@@ -66,17 +78,18 @@ export async function load() {
   if (!loaded && !skills.length) begin(found, splice, errata);
   [skills, loaded] = [found, true];
   for (const name of [...chosen]) if (!usable(name)) chosen.splice(chosen.indexOf(name), 1);
-  show();
+  if (resumed) resume(resumed);
+  else show();
 }
 
 // Take over the skills and corrections of the server's options.
 function begin(found, splice, errata) {
   chosen.push(...splice);
   for (const erratum of errata) {
-    const [name] = erratum.split("=", 1);
-    const field = name.trim().split(".").at(-1);
-    const of = found.filter((skill) => splice.includes(skill.name) && [field, `${skill.name}.${field}`, `*.${field}`].includes(name.trim()) && field in (skill.fields ?? {}));
-    for (const skill of of) corrections.set(`${skill.name}.${field}`, erratum.slice(name.length + 1).trim());
+    const [name, value] = parted(erratum);
+    const field = name.split(".").at(-1);
+    const of = found.filter((skill) => splice.includes(skill.name) && [field, `${skill.name}.${field}`, `*.${field}`].includes(name) && field in (skill.fields ?? {}));
+    for (const skill of of) corrections.set(`${skill.name}.${field}`, value);
     if (!of.length) sentences = [...sentences, erratum];
   }
 }
