@@ -22,7 +22,7 @@ TEXTS = {  # names of skills besides the samples
 }
 
 HERE = Path(__file__).parent
-CONTRAST, DROP = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("contrast", "drop"))
+CONTRAST, DROP, HALF = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("contrast", "drop", "half"))
 
 
 Job = Callable[[User], None]
@@ -335,6 +335,24 @@ def stops(user: User) -> None:
         expect(user.page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
     same(len(held), 2)
     user.page.unroute_all(behavior="ignoreErrors")
+
+
+@check("stop: what has been answered is kept, also where the page is reloaded before the end")
+def stops_later(user: User) -> None:
+    page = user.page
+    for end in ("Escape", "reload"):
+        page.evaluate(HALF)
+        user.type_question(QUESTION)
+        expect(user.turn.locator(".answer")).to_have_text("half")
+        same((page.locator("#delete-all").is_disabled(), page.locator("#clear").is_hidden()), (True, True))
+        page.keyboard.press("Escape") if end == "Escape" else page.reload()
+        expect(user.turn.get_by_role("button", name="Regenerate")).to_be_visible()
+        expect(user.turn.locator(".answer")).to_have_text("half")
+        same(user.turn.get_by_text("Stopped.").count(), int(end == "Escape"))
+    asked = sends(user, "whole")
+    user.turn.get_by_role("button", name="Regenerate").click()
+    expect(user.turn.locator(".answer")).to_have_text("whole")
+    same([message["content"] for message in asked[0]["messages"]], [QUESTION, "half", QUESTION])
 
 
 def sends(user: User, text: str, **end: Any) -> list[dict[str, Any]]:
