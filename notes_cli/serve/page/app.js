@@ -51,7 +51,7 @@ function send(words, at = turns.length) {
   goBack(at);
   changed();
   ask(words, setting());
-  if (!at) unfold(); // else the answer is out of sight on a phone
+  if (!at && phone.matches) unfold(); // else the answer is out of sight on a phone
   return true;
 }
 
@@ -127,7 +127,7 @@ document.addEventListener("open", ({ detail }) => {
     byId("system").value = last.system;
     resume(last);
   }
-  unfold();
+  if (phone.matches) unfold();
   changed();
 });
 reopen();

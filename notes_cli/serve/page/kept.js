@@ -88,8 +88,9 @@ const title = ({ turns: [first] }) => first.question.split("\n")[0].slice(0, 80)
 function remove(found) {
   if (!window.confirm(`Delete ${found.length > 1 ? `all ${found.length} conversations` : `“${title(found[0])}”`}?`)) return;
   for (const one of found) localStorage.removeItem(NAME + one.id);
-  if (found.some((one) => one.id === id)) newConversation();
-  else list();
+  if (found.some((one) => one.id === id)) return newConversation();
+  list();
+  byId("kept").querySelector("button")?.focus();
 }
 
 byId("delete-all").addEventListener("click", () => remove(all()));
