@@ -418,7 +418,7 @@ def literal(user: User) -> None:
     same((page.locator("img, b:not(.cost b)").count(), page.title()), (0, "notes"))
 
 
-@check("keyboard alone: a skill, Tab, the question; arrows go from skill to skill")
+@check("keyboard alone: a skill, Tab, the question; arrows go from skill to skill, Enter to its fields, Escape back")
 def two_stops(user: User) -> None:
     keys, page = user.page.keyboard, user.page
     page.get_by_label("beyond").focus()
@@ -434,9 +434,15 @@ def two_stops(user: User) -> None:
     keys.press("Shift+Tab")
     expect(page.get_by_label("support")).to_be_focused()
     page.get_by_label("returns").check()
-    user.ask()
-    keys.press("Shift+Tab")
+    keys.press("Enter")
+    expect(page.get_by_label("date", exact=True)).to_be_focused()
+    user.correct("date", "2026-07-01")
+    keys.press("Escape")
     expect(page.get_by_label("returns")).to_be_focused()
+    keys.press("Tab")
+    keys.type(QUESTION)
+    keys.press("Enter")
+    expect(user.turn.locator(".answer")).to_have_text("refused", timeout=WAIT)
 
 
 @check("keyboard alone: pick, correct, ask, look at the numbers, open and close the text")

@@ -152,13 +152,17 @@ byId("skills").addEventListener("focusin", ({ target }) => {
 });
 byId("skills").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  if (!step) return;
+  if (!step && event.key !== "Enter") return;
   event.preventDefault();
-  boxes().at((boxes().indexOf(event.target) + step) % boxes().length).focus();
+  if (step) boxes().at((boxes().indexOf(event.target) + step) % boxes().length).focus();
+  else byId(`fields-${reached}`)?.querySelector("input")?.focus();
+});
+byId("fields").addEventListener("keydown", ({ key }) => {
+  if (key === "Escape") byId(`skill-${reached}`).focus();
 });
 
 function card(skill) {
-  return el("div", { class: "skill" },
+  return el("div", { class: "skill", id: `fields-${skill.name}` },
     el("div", { class: "row" }, el("h3", {}, skill.name), press("Text", () => openText(skill))),
     ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)));
 }
