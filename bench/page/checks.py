@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ TEXTS = {  # names of skills besides the samples
 }
 
 HERE = Path(__file__).parent
-CONTRAST, DROP = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("contrast", "drop"))
+CONTRAST, DROP, HALF = ((HERE / f"{name}.js").read_text(encoding="utf-8") for name in ("contrast", "drop", "half"))
 
 
 Job = Callable[[User], None]
@@ -69,6 +70,7 @@ def asks(user: User) -> None:
     cost = user.turn.locator(".cost").inner_text()
     same((cost.startswith(f"{decoded} of {total} tokens decoded in "), "ms" in cost), (True, True))
     expect(user.turn.get_by_text("full prefill")).to_be_visible()
+    expect(user.turn.locator(".actions")).to_contain_text(re.compile(r"\d+ tokens?, [\d.]+ per second"))
 
 
 @check("correct: the correction is an erratum in the prompt, shown as one, and undone")
@@ -177,11 +179,13 @@ def errs(user: User) -> None:
     user.type_question("Why? " * 5000)
     expect(user.turn.get_by_role("alert")).to_contain_text("more than this model can read at once")
     same(user.turn.locator(".error").inner_text().count("\n"), 0)
-    user.turn.get_by_role("button", name="Change the question").click()
-    expect(user.page.get_by_label("Question", exact=True)).to_have_value(("Why? " * 5000).strip())
-    expect(user.page.locator(".turn")).to_have_count(0)
     user.page.get_by_label("returns").check()
-    same(user.ask(), "accepted")
+    edited = user.edit()
+    expect(edited).to_have_value(("Why? " * 5000).strip())
+    edited.fill(QUESTION)
+    edited.press("Enter")
+    expect(user.turn.locator(".answer")).to_have_text("accepted", timeout=WAIT)
+    same(user.page.locator(".turn").count(), 1)
     user.wrong.clear()  # the browser logs each 400
 
 
@@ -203,6 +207,119 @@ def offline(user: User) -> None:
     user.wrong.clear()  # the browser logs each request that came to nothing
 
 
+@check(
+    "regenerate, edit, copy: in place of the last turn, or from an earlier one on; what was before stays in the list"
+)
+def goes_back(user: User) -> None:
+    page = user.page
+    page.get_by_label("support").check()
+    for question in ("What is the plan?", "What is the season?", "What is the renewal?"):
+        user.ask(question)
+    expect(page.get_by_role("button", name="Regenerate")).to_have_count(1)  # of the last turn
+    page.get_by_role("button", name="Regenerate").click()
+    expect(user.turn.locator(".cost")).to_contain_text(re.compile(r"^1 of \d+ tokens decoded"), timeout=WAIT)
+    same((page.locator(".turn").count(), user.turn.locator("h3").inner_text()), (3, "What is the renewal?"))
+    user.edit(1).press("Escape")
+    expect(page.get_by_role("button", name="Edit").nth(1)).to_be_focused()
+    edited = user.edit(1)
+    edited.fill("What is the renewal?")
+    edited.press("Enter")
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(user.turn.locator(".answer")).to_have_text("2026-09-10", timeout=WAIT)
+    same(user.strip()[0][0], "kept")
+    expect(page.locator("#kept li")).to_have_count(2)
+    page.locator("#kept li").last.get_by_role("button").first.click()
+    same(page.locator("h3").all_inner_texts()[1:], ["What is the plan?", "What is the season?", "What is the renewal?"])
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    for way in ("", "delete Navigator.prototype.clipboard"):  # as where the server is not on this machine
+        user.turn.get_by_role("button", name="Copy").click()
+        expect(user.turn.get_by_role("button", name="Copied")).to_be_visible()
+        page.evaluate("window.read ??= () => clipboard.readText(); window.clipboard ??= navigator.clipboard")
+        same(page.evaluate("read()"), "2026-09-10")
+        page.evaluate(f"clipboard.writeText('').then(() => {{ {way} }})")
+        expect(user.turn.get_by_role("button", name="Copied")).to_be_hidden()
+
+
+@check(
+    "kept: after a reload the conversation goes on, with its skills, corrections and prompts; one or all are deleted"
+)
+def keeps(user: User) -> None:
+    page, kept = user.page, user.page.locator("#kept li")
+    page.get_by_label("returns").check()
+    page.get_by_label("System text").fill("Be brief.")
+    user.correct("date", "2026-07-01")
+    same(user.ask(), "refused")
+    page.reload()
+    same(user.turn.locator(".answer").inner_text(), "refused")
+    expect(page.get_by_label("returns")).to_be_checked()
+    expect(page.get_by_label("date", exact=True)).to_have_value("2026-07-01")
+    expect(page.get_by_label("System text")).to_have_value("Be brief.")
+    expect(page.locator("#correction")).to_be_hidden()  # the model has read it
+    same([kind for kind, _ in user.strip()].count("erratum"), 1)
+    same(user.ask("What is the tier?"), "gold")
+    same(user.strip()[0][0], "kept")
+    page.get_by_role("button", name="New conversation").click()
+    user.ask("What is the amount?")
+    same([one.inner_text().split("\n")[0] for one in kept.all()], ["What is the amount?", QUESTION])
+    with page.context.expect_page() as opened:
+        page.evaluate("open(location.href, '', 'noopener')")
+    other = User(opened.value, user.server)
+    other.page.get_by_role("button", name=QUESTION).click()
+    same(other.page.locator(".turn").count(), 2)
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    kept.first.get_by_role("button", name="Delete").click()
+    expect(kept).to_have_count(2)
+    page.on("dialog", lambda dialog: dialog.accept())
+    kept.first.get_by_role("button", name="Delete").click()  # the one in this tab
+    expect(kept).to_have_count(1)
+    expect(other.page.locator("#kept li")).to_have_count(1)
+    same(page.locator(".turn").count(), 0)
+    user.ask("What is the amount?")
+    page.get_by_role("button", name="Delete all").click()
+    expect(page.locator("#conversations")).to_be_hidden()
+    same((page.evaluate("localStorage.length"), page.locator(".turn").count()), (0, 0))
+    same((other.page.locator(".turn").count(), other.wrong), (2, []))
+
+
+@check("kept in two tabs: each goes on with the same conversation, and neither loses a turn; the oldest make room")
+def keeps_both(user: User) -> None:
+    page, kept = user.page, user.page.locator("#kept li")
+    user.ask("What is the tier?")
+    with page.context.expect_page() as opened:
+        page.evaluate("open(location.href)")
+    other = User(opened.value, user.server)
+    same(other.page.locator(".turn").count(), 1)
+    other.ask("What is the plan?")
+    user.ask("What is the season?")
+    expect(kept).to_have_count(2)
+    long = "{id: '0', at: 1, turns: [{question: 'old', answer: 'x'.repeat(1.9e6), model: ''}]}"
+    page.evaluate(f"localStorage['notes-conversation-0'] = JSON.stringify({long})")
+    page.reload()
+    expect(kept.last).to_contain_text("old")
+    user.type_question("x" * 150_000)  # more than the model can read
+    expect(user.turn.get_by_role("alert")).to_be_visible()
+    expect(kept).to_have_count(2)
+    user.wrong.clear()  # the browser logs the 400
+
+
+@check("not kept: where the browser refuses or is full, one line is shown, and the conversation goes on in the tab")
+def keeps_nothing(user: User) -> None:
+    page, line = user.page, user.page.locator("#not-kept")
+    page.evaluate("localStorage.other = 'x'.repeat(5 * 1024 * 1024 - 100)")
+    page.get_by_label("returns").check()
+    same(user.ask(), "accepted")
+    expect(line).to_have_text(re.compile("^The browser has no room for this conversation[^\n]*$"))
+    page.evaluate("localStorage.clear()")
+    same((user.ask(), page.locator(".turn").count()), ("accepted", 2))
+    expect(line).to_be_hidden()
+    refuse = "for (const one of ['localStorage', 'sessionStorage']) Object.defineProperty(window, one, {get})"
+    page.add_init_script(f"const get = () => {{ throw new DOMException('', 'SecurityError') }}; {refuse}")
+    page.reload()
+    page.get_by_label("returns").check()
+    same((user.ask(), user.ask(), page.locator(".turn").count()), ("accepted", "accepted", 2))
+    expect(line).to_be_visible()
+
+
 @check("stop: a question that is not answered yet is given up, by the button and by Escape")
 def stops(user: User) -> None:
     held: list[Route] = []
@@ -220,6 +337,24 @@ def stops(user: User) -> None:
     user.page.unroute_all(behavior="ignoreErrors")
 
 
+@check("stop: what has been answered is kept, also where the page is reloaded before the end")
+def stops_later(user: User) -> None:
+    page = user.page
+    for end in ("Escape", "reload"):
+        page.evaluate(HALF)
+        user.type_question(QUESTION)
+        expect(user.turn.locator(".answer")).to_have_text("half")
+        same((page.locator("#delete-all").is_disabled(), page.locator("#clear").is_hidden()), (True, True))
+        page.keyboard.press("Escape") if end == "Escape" else page.reload()
+        expect(user.turn.get_by_role("button", name="Regenerate")).to_be_visible()
+        expect(user.turn.locator(".answer")).to_have_text("half")
+        same(user.turn.get_by_text("Stopped.").count(), int(end == "Escape"))
+    asked = sends(user, "whole")
+    user.turn.get_by_role("button", name="Regenerate").click()
+    expect(user.turn.locator(".answer")).to_have_text("whole")
+    same([message["content"] for message in asked[0]["messages"]], [QUESTION, "half", QUESTION])
+
+
 def sends(user: User, text: str, **end: Any) -> list[dict[str, Any]]:
     """Have the server answer with this text in pieces; return a list that gets the requests."""
     asked: list[dict[str, Any]] = []
@@ -234,7 +369,7 @@ def sends(user: User, text: str, **end: Any) -> list[dict[str, Any]]:
     return asked
 
 
-@check("Markdown: lists, code, bold and italic are elements; links, HTML and stars between numbers stay text")
+@check("Markdown: lists, tables, quotes, code, bold are elements; links, HTML and stars between numbers stay text")
 def writes_markdown(user: User) -> None:
     sends(user, (HERE / "answer.md").read_text(encoding="utf-8"))
     user.type_question(QUESTION)
@@ -283,19 +418,47 @@ def literal(user: User) -> None:
     same((page.locator("img, b:not(.cost b)").count(), page.title()), (0, "notes"))
 
 
+@check("keyboard alone: a skill, Tab, the question; arrows go from skill to skill, Enter to its fields, Escape back")
+def two_stops(user: User) -> None:
+    keys, page = user.page.keyboard, user.page
+    page.get_by_label("beyond").focus()
+    around = (("Right", "hostile"), ("Down", "returns"), ("Left", "hostile"), ("Up", "beyond"))
+    for arrow, name in around:
+        keys.press(f"Arrow{arrow}")
+        expect(page.get_by_label(name)).to_be_focused()
+    keys.press("ArrowLeft")
+    keys.press("Space")
+    expect(page.get_by_label("support")).to_be_checked()
+    keys.press("Tab")
+    expect(page.get_by_label("Question", exact=True)).to_be_focused()
+    keys.press("Shift+Tab")
+    expect(page.get_by_label("support")).to_be_focused()
+    page.get_by_label("returns").check()
+    keys.press("Enter")
+    expect(page.get_by_label("date", exact=True)).to_be_focused()
+    user.correct("date", "2026-07-01")
+    keys.press("Escape")
+    expect(page.get_by_label("returns")).to_be_focused()
+    keys.press("Tab")
+    keys.type(QUESTION)
+    keys.press("Enter")
+    expect(user.turn.locator(".answer")).to_have_text("refused", timeout=WAIT)
+
+
 @check("keyboard alone: pick, correct, ask, look at the numbers, open and close the text")
 def keyboard(user: User) -> None:
     page = user.page
     expect(page.get_by_label("returns")).to_be_visible()
 
-    def reach(wanted: Locator) -> None:
+    def reach(wanted: Locator, key: str = "Tab") -> None:
         for _ in range(60):
-            page.keyboard.press("Tab")
+            page.keyboard.press(key)
             if wanted.evaluate("node => node === document.activeElement"):
                 return
-        raise AssertionError(f"Tab does not come to {wanted}")
+        raise AssertionError(f"{key} does not come to {wanted}")
 
-    reach(page.get_by_label("returns"))
+    reach(page.get_by_label("beyond"))
+    reach(page.get_by_label("returns"), "ArrowRight")
     page.keyboard.press("Space")
     expect(page.get_by_label("returns")).to_be_focused()
     reach(page.get_by_label("date", exact=True))
@@ -355,7 +518,8 @@ def locked(user: User) -> None:
     page.keyboard.press("Enter")
     page.get_by_label("returns").check()
     same(user.ask(), "accepted")
-    same(page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]"), [1, 0, ""])
+    same(page.evaluate("[sessionStorage['notes-key'], document.cookie]"), [KEY, ""])
+    same(page.evaluate("[localStorage.length, JSON.stringify(localStorage).includes('secret')]"), [1, False])
     user.wrong.clear()  # the browser logs each 401
 
 

@@ -97,6 +97,11 @@ class User:
         expect(self.turn.locator(".bar")).to_be_visible(timeout=WAIT)
         return self.turn.locator(".answer").inner_text()
 
+    def edit(self, turn: int = -1) -> Locator:
+        """The field in which the question of a turn is edited."""
+        self.page.get_by_role("button", name="Edit").nth(turn).click()
+        return self.page.get_by_label("The question, edited")
+
     def correct(self, field: str, value: str) -> None:
         self.page.get_by_label(field, exact=True).fill(value)
         self.page.keyboard.press("Enter")

@@ -6,8 +6,9 @@ import { showText } from "./text.js";
 import { askForKey, onKey } from "./key.js";
 import { watch } from "./link.js";
 import { ServerError, get, onContact } from "./server.js";
-import { example, failed, load, newConversation, onText, pick, prompted, recordStated } from "./skills.js";
-import { ask, busy, clear, spaced, stop } from "./talk.js";
+import { fork, keep, newConversation, reopen } from "./kept.js";
+import { example, failed, load, onText, pick, prompted, recordStated, resume } from "./skills.js";
+import { ask, busy, goBack, show, spaced, stop, turns } from "./talk.js";
 
 const question = byId("question");
 let model = {}; // of /v1/models
@@ -43,56 +44,62 @@ function valid() {
   return wrong?.reportValidity() ?? true;
 }
 
-function submit(event) {
-  event?.preventDefault();
-  const words = question.value.trim();
-  if (!words || busy() || !valid()) return;
-  question.value = "";
-  fit();
-  const first = !byId("turns").childElementCount;
-  ask(words, setting, recordStated);
-  if (first) unfold(); // else the answer is out of sight on a phone
+// Ask a question, in place of the turns from this one on; return true if it is asked.
+function send(words, at = turns.length) {
+  if (!words || busy() || !valid()) return false;
+  if (at < turns.length - 1) fork(); // what is removed stays in the conversation that is kept
+  goBack(at);
+  changed();
+  ask(words, setting());
+  if (!at && phone.matches) unfold(); // else the answer is out of sight on a phone
+  return true;
 }
 
-byId("composer").addEventListener("submit", submit);
-question.addEventListener("input", fit);
-question.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!send(question.value.trim())) return;
+  question.value = "";
+  fit();
 });
+question.addEventListener("input", fit);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && busy() && !byId("text").open) stop();
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || !event.target.matches("form textarea")) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
 });
 byId("stop").addEventListener("click", stop);
-byId("clear").addEventListener("click", () => {
-  clear();
-  newConversation();
-  byId("clear").hidden = true;
-  begins();
-  question.focus();
+byId("clear").addEventListener("click", newConversation);
+document.addEventListener("again", ({ detail }) => {
+  if (send(detail.question, detail.at)) question.focus();
 });
+
+// Update what depends on the turns.
+function changed() {
+  byId("clear").hidden = busy() || !turns.length;
+  recordStated(turns.filter((turn) => turn.answer).flatMap((turn) => turn.errata));
+}
 
 document.addEventListener("busy", () => {
   const focused = [byId("ask"), byId("stop")].includes(document.activeElement);
   byId("ask").hidden = busy();
   byId("stop").hidden = !busy();
-  byId("clear").hidden = busy() || !byId("turns").childElementCount;
-  begins();
+  byId("kept-set").disabled = busy();
+  byId("turns").classList.toggle("busy", busy());
+  changed();
+  keep(turns);
   if (focused) question.focus();
 });
-document.addEventListener("change-question", (event) => {
-  question.value = event.detail;
-  fit();
-  question.focus();
-});
+window.addEventListener("pagehide", () => busy() && keep(turns));
+
 // Show the introduction while there is no turn, with a question about a skill.
 function begins() {
   const { skill, words } = example();
   const tryIt = () => {
     if (skill) pick(skill);
-    question.value = words;
-    submit();
+    send(words);
   };
-  byId("start").hidden = byId("turns").childElementCount > 0;
+  byId("start").hidden = turns.length > 0;
   byId("example").replaceChildren("For example: ", el("button", { type: "button", class: "try", on: { click: tryIt } }, words),
     skill ? el("span", { class: "quiet" }, ` with the skill ${skill}`) : "");
 }
@@ -107,12 +114,23 @@ document.addEventListener("prompted", () => {
 
 const phone = matchMedia("(max-width: 52rem)");
 const unfold = () => {
-  byId("skills-panel").open = !phone.matches || !byId("turns").childElementCount;
-  byId("sampling").open = !phone.matches;
+  byId("skills-panel").open = !phone.matches || !turns.length;
+  byId("sampling").open = byId("conversations").open = !phone.matches;
 };
 phone.addEventListener("change", unfold);
 unfold();
 
+document.addEventListener("open", ({ detail }) => {
+  show(detail);
+  const last = turns.at(-1);
+  if (last) {
+    byId("system").value = last.system;
+    resume(last);
+  }
+  if (phone.matches) unfold();
+  changed();
+});
+reopen();
 onTexts(async (name) => {
   await load();
   pick(name);

@@ -1,6 +1,6 @@
 // Compiles texts that the user drops on the page or chooses, as skills of the server.
 
-import { byId, count, el } from "./dom.js";
+import { byId, count, el, press } from "./dom.js";
 import { ServerError, stream } from "./server.js";
 
 const status = byId("adding");
@@ -35,7 +35,7 @@ async function compile(name, text, added, force = false) {
     const taken = error.code === "name_taken";
     const words = taken ? `There is another skill called ${name}. ` : `${error.message} `;
     say(el("span", { class: "error" }, words),
-      taken ? el("button", { type: "button", class: "plain", on: { click: replace } }, "Replace it") : "");
+      taken ? press("Replace it", replace) : "");
   }
 }
 

@@ -12,7 +12,20 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+export const press = (words, click, more = {}) => el("button", { type: "button", class: "plain", ...more, on: { click } }, words);
+
 export const byId = (id) => document.getElementById(id);
+
+// Run a job with the browser's storage; return false if the browser refuses, or has no room.
+export function allowed(job) {
+  try {
+    job();
+    return true;
+  } catch (error) {
+    if (error instanceof DOMException) return false;
+    throw error;
+  }
+}
 
 const status = byId("status");
 

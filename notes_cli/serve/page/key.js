@@ -9,7 +9,7 @@ const input = byId("key-input");
 // Show the form for a key, with an error if the server refused the last one.
 export function askForKey() {
   byId("key-error").textContent = key.get() ? "The server does not accept this key." : "";
-  key.forget();
+  key.set("");
   form.hidden = false;
   input.value = "";
   input.focus();

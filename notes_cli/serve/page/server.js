@@ -1,5 +1,6 @@
 // Sends requests to the server, with the API key, and throws all failures as ServerError.
 
+import { allowed } from "./dom.js";
 import { events } from "./sse.js";
 
 const KEY = "notes-key"; // in sessionStorage, which ends with the tab
@@ -32,10 +33,15 @@ const WORDS = {
 
 const worded = ({ code, message }) => WORDS[code] ?? message;
 
+let held = "";
+allowed(() => { held = sessionStorage.getItem(KEY) ?? ""; });
+
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (value) => sessionStorage.setItem(KEY, value),
-  forget: () => sessionStorage.removeItem(KEY),
+  get: () => held,
+  set: (value) => {
+    held = value;
+    allowed(() => sessionStorage.setItem(KEY, value));
+  },
 };
 
 const listeners = new Set();

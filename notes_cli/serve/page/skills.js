@@ -1,6 +1,6 @@
-// Shows the panel of skills, in which the user selects, orders and corrects them.
+// Shows the skills above the question, to pick and order them, and the fields of the picked ones, to correct them.
 
-import { announce, byId, count, el } from "./dom.js";
+import { announce, byId, count, el, press } from "./dom.js";
 import { ServerError, get, post } from "./server.js";
 
 const chosen = []; // names, in the order of the prompt
@@ -10,6 +10,8 @@ const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
 let sentences = []; // corrections of the server's options that are of no field
 let loaded = false;
+let resumed = null; // a turn to resume when the skills are loaded
+let reached = ""; // the skill that Tab comes to: arrows go to the others
 let openText = () => {};
 
 // Return the skills and errata of the next prompt; `news`: the errata that are new in this conversation.
@@ -33,22 +35,33 @@ export const correction = (skill, field) => corrections.get(`${skill}.${field}`)
 // Return a field's value in a new conversation: the text's, or that of a global erratum.
 export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
 
-// Record the errata that the model has read.
+// Split "skill.field=value".
+function parted(erratum) {
+  const [name] = erratum.split("=", 1);
+  return [name.trim(), erratum.slice(name.length + 1).trim()];
+}
+
+// Record the errata that the model has read in this conversation, and drop corrections that repeat a field's own value.
 export function recordStated(errata) {
-  for (const erratum of errata) {
-    const [name] = erratum.split("=", 1);
-    stated.set(name, erratum.slice(name.length + 1));
+  stated.clear();
+  for (const erratum of errata) stated.set(...parted(erratum));
+  for (const skill of skills) {
+    for (const field of Object.keys(skill.fields ?? {})) {
+      const name = `${skill.name}.${field}`;
+      if (!stated.has(name) && correction(skill.name, field) === holds(skill, field)) corrections.delete(name);
+    }
   }
   document.dispatchEvent(new CustomEvent("prompted"));
 }
 
-// Begin a conversation, without the corrections that repeat the field's own value.
-export function newConversation() {
-  stated.clear();
-  for (const skill of skills) {
-    for (const field of Object.keys(skill.fields ?? {})) {
-      if (correction(skill.name, field) === holds(skill, field)) corrections.delete(`${skill.name}.${field}`);
-    }
+// Take over the skills and corrections of a turn that was kept, as far as they are still there.
+export function resume(turn) {
+  resumed = loaded ? null : turn;
+  if (!loaded) return;
+  chosen.splice(0, Infinity, ...turn.splice.filter(usable));
+  corrections.clear();
+  for (const [name, value] of turn.errata.map(parted)) {
+    if (skills.some((skill) => Object.keys(skill.fields ?? {}).some((field) => name === `${skill.name}.${field}`))) corrections.set(name, value);
   }
   show();
 }
@@ -65,17 +78,18 @@ export async function load() {
   if (!loaded && !skills.length) begin(found, splice, errata);
   [skills, loaded] = [found, true];
   for (const name of [...chosen]) if (!usable(name)) chosen.splice(chosen.indexOf(name), 1);
-  show();
+  if (resumed) resume(resumed);
+  else show();
 }
 
 // Take over the skills and corrections of the server's options.
 function begin(found, splice, errata) {
   chosen.push(...splice);
   for (const erratum of errata) {
-    const [name] = erratum.split("=", 1);
-    const field = name.trim().split(".").at(-1);
-    const of = found.filter((skill) => splice.includes(skill.name) && [field, `${skill.name}.${field}`, `*.${field}`].includes(name.trim()) && field in (skill.fields ?? {}));
-    for (const skill of of) corrections.set(`${skill.name}.${field}`, erratum.slice(name.length + 1).trim());
+    const [name, value] = parted(erratum);
+    const field = name.split(".").at(-1);
+    const of = found.filter((skill) => splice.includes(skill.name) && [field, `${skill.name}.${field}`, `*.${field}`].includes(name) && field in (skill.fields ?? {}));
+    for (const skill of of) corrections.set(`${skill.name}.${field}`, value);
     if (!of.length) sentences = [...sentences, erratum];
   }
 }
@@ -87,17 +101,19 @@ const fits = (skill) => !skill.problem && skill.model_matches !== false;
 // Show why the skills could not be loaded.
 export function failed(error) {
   loaded = false;
-  byId("skills").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
+  byId("fields").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
 }
 
 function show() {
-  const list = byId("skills");
+  const list = byId("fields");
   const drafts = [...list.querySelectorAll(".field input")].filter((input) => input.value !== input.defaultValue);
   const here = skills.filter(fits);
   const elsewhere = skills.filter((skill) => !usable(skill.name));
-  list.replaceChildren(...here.map(card));
-  if (!here.length) {
-    list.append(el("p", { class: "quiet" }, "No skill is compiled for this model yet."));
+  if (!here.some(({ name }) => name === reached)) reached = here[0]?.name;
+  byId("skills").replaceChildren(...here.map(chip));
+  list.replaceChildren(...chosen.flatMap((name) => here.filter((skill) => skill.name === name)).map(card));
+  if (!chosen.length) {
+    list.append(el("p", { class: "quiet" }, here.length ? "Pick one above the question: its fields are shown here." : "No skill is compiled for this model yet."));
   }
   if (elsewhere.length) {
     list.append(el("details", { class: "elsewhere" },
@@ -116,18 +132,39 @@ function show() {
 
 const elsewhereWhy = ({ name, identity }) => `compiled for ${identity?.model || "another model"}. For this one: notes compile --from ${name} -m ${byId("model").textContent}`;
 
-function card(skill) {
+// Make the checkbox of a skill, with its place among those that are picked.
+function chip(skill) {
   const id = `skill-${skill.name}`;
   const on = chosen.includes(skill.name);
-  const box = el("input", { type: "checkbox", id, checked: on, on: { change: () => choose(skill.name, box.checked) } });
+  const box = el("input", { type: "checkbox", id, checked: on, tabindex: skill.name === reached ? "0" : "-1",
+    on: { change: () => choose(skill.name, box.checked) } });
   const place = chosen.length > 1 && on ? el("span", { class: "place", title: "its place among the skills" },
     String(chosen.indexOf(skill.name) + 1)) : null;
-  return el("div", { class: on ? "skill on" : "skill" },
-    el("div", { class: "row" }, box, el("label", { for: id }, skill.name), place,
-      el("span", { class: "quiet number" }, count(skill.tokens, "token"))),
-    on ? el("div", { class: "fields" },
-      ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)),
-      el("button", { type: "button", class: "plain", on: { click: () => openText(skill) } }, "Text")) : null);
+  return el("div", { class: on ? "chip on" : "chip" }, box, el("label", { for: id }, skill.name), place,
+    el("span", { class: "quiet number" }, count(skill.tokens, "token")));
+}
+
+const boxes = () => [...byId("skills").querySelectorAll("input")];
+
+byId("skills").addEventListener("focusin", ({ target }) => {
+  reached = target.id.slice("skill-".length);
+  for (const box of boxes()) box.tabIndex = box === target ? 0 : -1;
+});
+byId("skills").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!step && event.key !== "Enter") return;
+  event.preventDefault();
+  if (step) boxes().at((boxes().indexOf(event.target) + step) % boxes().length).focus();
+  else byId(`fields-${reached}`)?.querySelector("input")?.focus();
+});
+byId("fields").addEventListener("keydown", ({ key }) => {
+  if (key === "Escape") byId(`skill-${reached}`).focus();
+});
+
+function card(skill) {
+  return el("div", { class: "skill", id: `fields-${skill.name}` },
+    el("div", { class: "row" }, el("h3", {}, skill.name), press("Text", () => openText(skill))),
+    ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)));
 }
 
 export const pick = (name) => choose(name, true);
@@ -159,7 +196,6 @@ function note(skill, field, now) {
   const name = `${skill.name}.${field}`;
   const value = holds(skill, field);
   const status = notes.get(name);
-  const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);
   if (now !== value) {
     return el("div", { class: "quiet note" }, el("span", {}, "was ", el("s", {}, value)),
       press("Undo", () => correct(name, value, value)), press("Correct everywhere", () => correctEverywhere(skill.name, field, now)), status);

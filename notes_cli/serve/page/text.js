@@ -1,6 +1,6 @@
 // Shows a skill's text in a dialog, with its fields marked.
 
-import { byId, count, el, parts } from "./dom.js";
+import { byId, count, el, parts, press } from "./dom.js";
 import { ServerError, get } from "./server.js";
 
 const dialog = byId("text");
@@ -10,7 +10,7 @@ export async function showText(skill) {
   const text = el("pre", { class: "text", tabindex: "0", "aria-label": "Text of the skill" }, "…");
   dialog.replaceChildren(
     el("header", {}, el("h2", { id: "text-title" }, skill.name, el("span", { class: "quiet" }, ` ${count(skill.tokens, "token")}`)),
-      el("button", { type: "button", class: "plain", on: { click: () => dialog.close() } }, "Close")),
+      press("Close", () => dialog.close())),
     text);
   if (!dialog.open) dialog.showModal();
   try {
