@@ -106,6 +106,11 @@ class PrefixStore:
         return self._workspace.model.recurrent
 
     @property
+    def drops(self) -> str:
+        """Why rows before the last ones are missing; empty where the cache keeps all."""
+        return self._context.drops
+
+    @property
     def states_kept(self) -> int:
         return len(self.live_states) + sum(block.state is not None for block in self._blocks)
 
@@ -558,8 +563,9 @@ class PrefixCache:
 
     def difference(self, layout: Layout, salt: str) -> int | None:
         """Return the index of the first token in which a prompt of a recurrent model differs from the most similar one
-        that is cached. None if that has no further tokens, or none in common."""
-        if self.store is None or not self.store.recurrent:
+        that is cached, or their tokens in common if a window has dropped rows. None if that has no further tokens, or
+        none in common."""
+        if self.store is None or not (self.store.recurrent or self.store.drops):
             return None
         cached = [(one.tokens, one.origins) for one in self.entries if one.salt == salt]
         common, more = 0, False
@@ -567,7 +573,7 @@ class PrefixCache:
             length = common_length(tokens, origins, layout.tokens, layout.origins, moved=False)
             if length > common:
                 common, more = length, length < len(tokens)
-        return common if more and common < len(layout) else None
+        return common if more and (common < len(layout) or self.store.drops) else None
 
     def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
         """Append to the sequence the K/V that the store has of its prompt beyond its live prefix. Returns the length of

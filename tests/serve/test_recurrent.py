@@ -66,10 +66,10 @@ def answered(served: Served, messages: list[Json], length: int = 4) -> Answered:
 
 @contextmanager
 def serving(
-    home: Path, name: str, parallel: int = 2, cells: int = 1024, fixed: bool = True, **more: Any
+    home: Path, name: str, parallel: int = 2, cells: int = 1024, fixed: bool = True, swa_full: bool = True, **more: Any
 ) -> Iterator[Served]:
     """A server with a fixed number of cells, or as many at first."""
-    context = ContextOptions(n_ctx=cells, n_threads=1)
+    context = ContextOptions(n_ctx=cells, n_threads=1, swa_full=swa_full)
     options = Options(parallel=parallel, **more)
     with started(home, options, context, zoo_model(name), fixed_size=fixed, beyond_trained=True) as found:
         yield found
@@ -100,6 +100,26 @@ def test_nothing_is_read_twice(tmp_path: Path, name: str) -> None:
     opening = read["regenerated"]  # of the answer
     assert 0 < opening < 5 and read["edited question"] < 16 and read["same system text"] < 16
     assert cached["next turn"] == length - opening and cached["edited answer"] == length
+
+
+@pytest.mark.parametrize(("name", "swa_full"), [("gemma3-dense", True), ("gpt-oss-moe", True), ("gpt-oss-moe", False)])
+def test_texts_longer_than_a_window(tmp_path: Path, name: str, swa_full: bool) -> None:
+    """The same steps where a window has 32 tokens. With all rows in the cache only the change is read, else everything,
+    and the reply names the window."""
+    longer = said("system", SYSTEM["content"] * 3)  # the tokens before a first question begin a batch
+    with serving(tmp_path, name, swa_full=swa_full) as served:
+        for step, talks in STEPS.items():
+            before, messages = ([longer, *talk[1:]] for talk in talks)
+            forget(served)
+            answered(served, before)
+            warm = answered(served, messages)
+            forget(served)
+            cold = answered(served, messages)
+            assert not cold.cached and cold.tokens == warm.tokens, step
+            assert np.allclose(cold.logprobs, warm.logprobs, rtol=0, atol=1e-4), step
+            named = ["keeps no more rows than its sliding window" in notice for notice in warm.notices]
+            assert warm.prompt - warm.cached < 14 if swa_full else warm.prompt > 150 and not warm.cached, step
+            assert named == [True] * (not swa_full), step
 
 
 def test_another_state_gives_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,11 +199,14 @@ class Machine(RuleBasedStateMachine):
 
 
 # Tried with 100 scripts of each recurrent model.
-@pytest.mark.parametrize(("kind", "examples"), [("llama", 16), ("gpt2", 6), ("lfm2", 6), ("qwen35-dense", 3)])
+@pytest.mark.parametrize(
+    ("kind", "examples"), [("llama", 16), ("gpt2", 6), ("lfm2", 6), ("qwen35-dense", 3), ("gemma3-dense", 3)]
+)
 def test_any_operations_in_any_order(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, examples: int
 ) -> None:
-    """Of a model whose rows move, of one whose positions are learned, and of two with recurrent layers."""
+    """Of a model whose rows move, of one whose positions are learned, of two with recurrent layers, and of one
+    whose window is shorter than its skill."""
     options = ContextOptions(n_ctx=2048, n_threads=1)
     zoo = texted(kind, tmp_path / "model.gguf") if "-" in kind else None
     make = staticmethod(
