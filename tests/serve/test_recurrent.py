@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 from notes_cli.engine.context import Context, State
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.library.container import peek
 from notes_cli.serve.prepare import Options
 
 from ..zoo import zoo_model
@@ -37,6 +39,7 @@ def said(role: str, text: str) -> Json:
 SYSTEM = said("system", "You are a helpful assistant of a shop that sells many things. " * 4)
 FIRST = [SYSTEM, said("user", "What is the tier of this shop, and why? " * 3)]
 TALK = [*FIRST, said("assistant", "It is gold."), said("user", "And tomorrow?")]
+LONGER = said("system", SYSTEM["content"] * 3)
 STEPS = {  # a request, and the one before it
     "regenerated": (TALK, TALK),
     "next turn": (FIRST, TALK),
@@ -102,14 +105,37 @@ def test_nothing_is_read_twice(tmp_path: Path, name: str) -> None:
     assert cached["next turn"] == length - opening and cached["edited answer"] == length
 
 
+@pytest.mark.parametrize("name", ["qwen35-dense", "lfm2-dense", "mamba2-dense", "kimi-linear-moe"])
+def test_a_system_text_survives_a_restart(tmp_path: Path, name: str) -> None:
+    """With the bits of a prompt that was read; a file that is damaged is read as if there were none."""
+    again, talk = [LONGER, said("user", "Another question")], [LONGER, *TALK[1:]]
+    with serving(tmp_path, name) as served:
+        wanted = answered(served, again)
+        for _ in range(1000):
+            if kept := [*(tmp_path / "library" / "learned").glob("*.gguf")]:
+                break
+            time.sleep(0.01)
+    (path,) = kept
+    for damaged in (False, True):
+        if damaged:
+            path.write_bytes(path.read_bytes()[:-40] + b"\x01" * 40)
+        with serving(tmp_path, name) as served:
+            found = answered(served, again)
+            assert (found.tokens, found.logprobs) == (wanted.tokens, wanted.logprobs)
+            assert found.cached == (0 if damaged else len(peek(path)))
+            longer = answered(served, talk)
+            served.at_context(lambda: served.scheduler.prefixes.evict_beyond(0))  # blocks after the file's
+            restored = answered(served, talk)
+            assert restored.cached > longer.cached == len(peek(path)) and same(restored, longer)
+
+
 @pytest.mark.parametrize(("name", "swa_full"), [("gemma3-dense", True), ("gpt-oss-moe", True), ("gpt-oss-moe", False)])
 def test_texts_longer_than_a_window(tmp_path: Path, name: str, swa_full: bool) -> None:
     """The same steps where a window has 32 tokens. With all rows in the cache only the change is read, else everything,
     and the reply names the window."""
-    longer = said("system", SYSTEM["content"] * 3)  # the tokens before a first question begin a batch
     with serving(tmp_path, name, swa_full=swa_full) as served:
         for step, talks in STEPS.items():
-            before, messages = ([longer, *talk[1:]] for talk in talks)
+            before, messages = ([LONGER, *talk[1:]] for talk in talks)
             forget(served)
             answered(served, before)
             warm = answered(served, messages)
