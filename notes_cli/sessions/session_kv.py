@@ -2,8 +2,8 @@
 
 Every operation is `plan`, `patch` and `commit`: the conversation as it is to be, the sequence that follows it, the
 snapshot. K/V after a change is moved, so that it still depends on what was there, or it is decoded again. A recurrent
-state can do neither: the files have one at the end of each turn, and one before the first question, and what follows
-the last of them before a change is decoded again.
+state can do neither: the files have one at the end of each turn, and before the first skill and question, and what
+follows the last of them before a change is decoded again.
 """
 
 from __future__ import annotations
@@ -337,11 +337,11 @@ class SessionKV:
         raise self._mismatch()
 
     def keep_states(self, sequence: KVSequence, pieces: Sequence[Piece | Entry]) -> None:
-        """Keep the recurrent state before the first question and before each later turn of these pieces."""
+        """Keep the recurrent state before the first skill, the first question, and each later turn of these pieces."""
         if self.workspace.model.recurrent:
-            asked = [piece.position for piece in pieces if piece.kind == "question"][:1]
+            first = {piece.kind: piece.position for piece in reversed(pieces) if piece.kind in ("splice", "question")}
             turns = [after.position for one, after in pairwise(pieces) if one.kind == "answer" != after.kind]
-            sequence.keep_states([*asked, *turns])
+            sequence.keep_states(at for at in sorted({*first.values(), *turns}) if at)
 
     def _mismatch(self) -> SessionError:
         return SessionError(f"the rows in {self.stored.folder} are not those of its tokens")

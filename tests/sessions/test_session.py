@@ -264,8 +264,8 @@ def test_a_state_of_another_text_is_never_used(make: Open, skill: Skill, kind: s
             session.keep("yes")
     sessions = Sessions(paths().sessions)
     mine, other = sessions.find("mine"), sessions.find("other")
-    assert mine.snapshot and len(mine.state.states) == 3 and mine.state.states[-1] == len(mine.state.tokens)
-    forge(mine, lambda state: replace(state, states=(7, *state.states[1:])))
+    assert mine.snapshot and len(mine.state.states) == 4 and mine.state.states[-1] == len(mine.state.tokens)
+    forge(mine, lambda state: replace(state, states=(7, *state.states[2:])))
     with held(make(kind)) as session, pytest.raises(SessionError, match="not those of its tokens"):
         session.forget(["1"])
     files = {**mine.files, "0002.gguf": other.files["0002.gguf"]}
