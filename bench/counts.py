@@ -48,7 +48,7 @@ LIMITS = {
     "package files": Bound(130, 130),
     "test lines": Bound(35_890, 29_500),
     "bench and training lines": Bound(15_760, 16_500),
-    "docs lines": Bound(3_930, 4_000),
+    "docs lines": Bound(3_960, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(269, 260),
     "stored results in KB": Bound(97, 200),

@@ -277,6 +277,11 @@ class Context(AbstractContextManager["Context"]):
         native.call("notes_layers", self.handle, layers, count)
         return list(layers)
 
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of a sequence's recurrent state. Raises UnsupportedError as `layers`."""
+        return sum(4 * (layer.n_embd_k + layer.n_embd_v) for layer in self.layers if layer.part == "state")
+
     def frequencies(self, index: int) -> NDArray[np.float64]:
         """Return radians per position of each rotary pair of the index-th cache layer, all scaling in effect."""
         count = native.call("notes_frequencies", self.handle, index, None, 0)

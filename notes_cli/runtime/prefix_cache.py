@@ -93,8 +93,7 @@ class PrefixStore:
     def __init__(self, workspace: Workspace, budget: int) -> None:
         self.budget, self.nbytes, self._workspace = budget, 0, workspace
         self.keeps_states = self.recurrent and budget > 0 and workspace.context.supports("restore") is None
-        layers = [layer for layer in workspace.context.layers if layer.part == "state"] if self.keeps_states else []
-        self.state_size = sum(4 * (layer.n_embd_k + layer.n_embd_v) for layer in layers)  # bytes, without heads
+        self.state_size = workspace.context.state_nbytes if self.keeps_states else 0
         self.live_states: dict[int, State] = {}  # of live sequences, by identity
         self.hits = self.restored = 0  # restored prefixes and their tokens
         self._identity: Identity | None = None  # of the context that all rows are from

@@ -179,6 +179,29 @@ def same(one: Answered, other: Answered) -> bool:
     return len(one.tokens) == len(other.tokens)
 
 
+def test_many_conversations_on_a_small_budget(tmp_path: Path) -> None:
+    """64 of them, two turns each in turn, where a state has 137 KB: those that are kept stay within the budget, and an
+    answer is that of a prompt that is read."""
+    budget = 2 << 20
+    with serving(tmp_path, "qwen35-dense", 4, 1024, cache_ram=budget) as served:
+        store = served.scheduler.prefixes.store
+        assert store is not None
+        talks, cached, most = [[SYSTEM, said("user", f"What is {number}?")] for number in range(64)], 0, 0
+        for _ in range(2):
+            for talk in talks:
+                found = answered(served, talk, 1)
+                talk += [said("assistant", "".join(found.tokens)), said("user", "And then?")]
+                kept, nbytes = served.at_context(lambda: (store.states_kept, store.nbytes + store.live_bytes))
+                assert nbytes <= budget and kept <= budget // store.state_size
+                cached, most = cached + found.cached, max(most, kept)
+        assert most > 4 and cached > 64 * 40  # the system text, at least
+        assert "\nnotes_cache_ram_states " in served.http.get("/metrics").text and store.state_size == 137 << 10
+        for talk in talks[::16]:
+            warm = answered(served, talk)
+            forget(served)
+            assert same(answered(served, talk), warm)
+
+
 CONVERSATIONS, TURNS = 12, 4  # tried with 300 and 10
 CLOSE = 0.05  # log-probabilities of sums in another order
 
