@@ -16,6 +16,7 @@ import pytest
 from notes_cli.engine.context import Context, State
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import peek
 from notes_cli.serve.prepare import Options
 
@@ -82,6 +83,14 @@ def forget(served: Served) -> None:
     served.at_context(served.scheduler.prefixes.close)
 
 
+def check_rows_of_states(sequence: KVSequence) -> None:
+    """A state as llama.cpp serialises it, of which files keep the rows, has those that are read from the context."""
+    found = sequence.context.state_rows(sequence.context.state(sequence.seq_id))
+    rows, _ = sequence.read(0, len(sequence), "f32")
+    for one, other in zip(found, (layer for layer in rows if layer.part == "state"), strict=True):
+        assert one.layer == other.layer and np.array_equal(one.k, other.k) and np.array_equal(one.v, other.v)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_read_twice(tmp_path: Path, name: str) -> None:
     """The logits are those of the same prompt with nothing cached, bit for bit."""
@@ -100,6 +109,7 @@ def test_nothing_is_read_twice(tmp_path: Path, name: str) -> None:
             where = f"differs, the last state before it was kept after {warm.cached}"
             assert [where in notice for notice in warm.notices] == [True] * (step != "regenerated")
             length = first.prompt  # in the end of the first turn
+        served.at_context(lambda: check_rows_of_states(served.scheduler.prefixes.entries[0].sequence))
     opening = read["regenerated"]  # of the answer
     assert 0 < opening < 5 and read["edited question"] < 16 and read["same system text"] < 16
     assert cached["next turn"] == length - opening and cached["edited answer"] == length
