@@ -88,8 +88,7 @@ class Archives(Mutants):
             contradictions(snapshot)
             for token, (name, row) in zip(snapshot.state.tokens, snapshot.state.by_position, strict=True):
                 here = ids.get(name, b"")[4 * row : 4 * row + 4]
-                right = snapshot.header.prefix_only or here == token.to_bytes(4, "little")
-                check(right, f"row {row} of {name} is not of token {token}")
+                check(here == token.to_bytes(4, "little"), f"row {row} of {name} is not of token {token}")
         again = exported(stored)
         back = load(self.sessions, io.BytesIO(again), "it", "back")
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from bench.faults.frame import ACCEPTED, Mutants, check, refused
 from bench.faults.mutate import bytes_changed, parts_changed
 from bench.faults.parts import Parts, apart, vouched
-from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
+from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment, concatenate_rows
 from notes_cli.errors import SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 
@@ -88,13 +88,16 @@ def contradictions(segment: Segment, parts: Parts) -> None:
     if blocks:
         check(blocks[0] == 0 and sorted(set(blocks)) == blocks and blocks[-1] < n, f"blocks {blocks}")
         check(blocks == json.loads(parts.text("notes.blocks")), "other blocks")
+    kept = list(segment.states)
+    check(not kept or (kept == json.loads(parts.text("notes.states")) and kept[-1] == n), "other states")
+    check(not kept or (len(segment.context) == base and kept[0] > 0 and sorted(set(kept)) == kept), f"states {kept}")
     check(len(segment.moves) == len(blocks) and all(count >= 0 for count in segment.moves), f"moves {segment.moves}")
     tensors = {tensor.name.decode(): tensor for tensor in parts.tensors}
     for name in ("notes.tokens", "notes.context"):
         tensors.pop(name, None)
     names_of = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
     for rows in segment.layers:
-        count = 1 if rows.part == "state" else base + n if segment.prefix_only else n
+        count = len(segment.states) or 1 if rows.part == "state" else base + n if segment.prefix_only else n
         for part, values in zip(names_of[rows.part], (rows.k, rows.v), strict=True):
             name = f"blk.{rows.layer}.{part}"
             found = tensors.pop(name, None)
@@ -129,6 +132,7 @@ def segments() -> list[Segment]:
         replace(plain, layers=rows(9, "f4"), identity=replace(identity, kv_type="f32/f32")),
         replace(plain, blocks=(0, 4, 7), moves=(0, 2, 0)),
         replace(plain, prefix_only=True, layers=(*rows(11), state)),
+        replace(plain, states=(4, 9), layers=(*rows(9), concatenate_rows([[state], [state]])[0])),
         replace(plain, layers=(first, indexer, *rest)),
         Segment("rows", "", "", tokens(3), 40, tokens(0), (), identity, rows(3, layers=1)),
     ]

@@ -141,11 +141,9 @@ def show(name: str, pieces: bool, json_: bool) -> None:
         f"{counted(facts['turns'], 'turn')}, {counted(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
     )
-    if facts["whole"]:
-        output.sentence(
-            "The KV cache of this model cannot be moved: each turn keeps all of it, on disk are those of the last two "
-            "turns, and after a second undo the text is decoded again."
-        )
+    if state.states:
+        kept = ", ".join(map(str, state.states))
+        output.result(f"changes are decoded again from the last recurrent state before them, kept after tokens {kept}")
 
 
 @session_command.command("rm")
@@ -224,7 +222,8 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 @click.argument("parts", nargs=-1, metavar="PART...")
 @option(
     "--method",
-    "cut: move what follows, as it is. suffix: decode it again, and keep nothing of the removed text.",
+    "cut: move what follows, as it is (with recurrent layers: decode it again). suffix: decode it again, and keep "
+    "nothing of the removed text.",
     type=click.Choice(["cut", "suffix"]),
     default="cut",
 )
@@ -351,7 +350,7 @@ def _facts(stored: SessionFolder) -> dict[str, Any]:
         "model": header.model,
         "identity": header.identity.as_dict(),
         "cache": header.cache,
-        "whole": header.prefix_only,
+        "states": list(state.states),
         "tokens": len(state.tokens),
         **attributes(state, "turns", "edits", "fields"),
         "bytes": stored.nbytes,

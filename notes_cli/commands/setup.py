@@ -21,6 +21,7 @@ from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, reason, with_advice
 
 if TYPE_CHECKING:
+    from notes_cli.engine.context import Context
     from notes_cli.engine.model import Model
 
 
@@ -218,24 +219,32 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
         can = {operation: context.supports(operation) for operation in operations}
         return {
             "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
-            **_context(model),
+            **_memory(model, context),
             "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
             **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},
         }
 
 
-def _context(model: Model) -> dict[str, str]:
+def _memory(model: Model, context: Context) -> dict[str, str]:
     from notes_cli.engine import limits
     from notes_cli.engine.limits import ContextOptions
+    from notes_cli.runtime.prefix_cache import default_budget
     from notes_cli.runtime.workspace import DEFAULT_CONTEXT
 
     trained, available = limits.trained_length(model, ContextOptions()), limits.available_memory()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
+    state = ""
+    if model.recurrent and context.supports("restore") is None:
+        size, most = output.human_size(context.state_nbytes), default_budget() // context.state_nbytes
+        state = (
+            f"; a recurrent state takes {size}: a session keeps one a turn, notes serve at most {most:,} (--cache-ram)"
+        )
     needs = [f"{size:,} tokens take {limits.describe_memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
     return {
         "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
         "context": "; ".join(needs)
-        + (f"; {limits.format_size(available)} are available" if available is not None else ""),
+        + (f"; {limits.format_size(available)} are available" if available is not None else "")
+        + state,
     }
 
 

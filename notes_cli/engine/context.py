@@ -141,6 +141,8 @@ _STRIDE = 128  # tokens of a call that cannot be interrupted
 _STOPS = 3  # signals whose handlers raise nothing may abort a call this often
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
 
+_OTHER_FORM = "the state has another form than that of this version of llama.cpp"
+
 State = NDArray[np.uint8]  # as llama.cpp serialises it
 Output = Literal["none", "last", "all"]
 _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native.OUTPUT_ALL}
@@ -274,6 +276,11 @@ class Context(AbstractContextManager["Context"]):
         layers = (native.Layer * count)()
         native.call("notes_layers", self.handle, layers, count)
         return list(layers)
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of a sequence's recurrent state. Raises UnsupportedError as `layers`."""
+        return sum(4 * (layer.n_embd_k + layer.n_embd_v) for layer in self.layers if layer.part == "state")
 
     def frequencies(self, index: int) -> NDArray[np.float64]:
         """Return radians per position of each rotary pair of the index-th cache layer, all scaling in effect."""
@@ -651,8 +658,37 @@ class Context(AbstractContextManager["Context"]):
         size = 20 + sum(24 + 4 * (layer.n_embd_k + layer.n_embd_v) for layer in layers)
         recurrent = state[-size:]
         if not np.array_equal(recurrent[:12].view(np.int32), [1, length - 1, 0]):
-            raise EngineError("the state has another form than that of this version of llama.cpp")
+            raise EngineError(_OTHER_FORM)
         return np.concatenate([state[:8], np.array([1, 0], np.int32).view(np.uint8), recurrent])
+
+    def state_rows(self, state: State) -> list[LayerRows]:
+        """Return the rows of recurrent layers in a state, as `read` does: of each, one after the other, type, size and
+        data of R (and of P, the tokens before, a size and data), then of each layer type, size and data of S. Raises
+        EngineError for another form."""
+        layers = [layer for layer in self.layers if layer.part == "state"]
+        words = state.view(np.uint32)
+        at = 9 if words[4] else 7  # after the head, the K/V that was left out, and the cell (`_without_window`)
+
+        def take(head: int) -> NDArray[np.float32]:
+            nonlocal at
+            at += head
+            count = int(words[at - 2]) // 4
+            at += count
+            return words[at - count : at].view(np.float32)
+
+        rows = {"k": list[NDArray[np.float32]](), "v": list[NDArray[np.float32]]()}
+        try:
+            for layer in layers:
+                row = take(3)
+                rows["k"].append(row if len(row) == layer.n_embd_k else np.concatenate([row, take(2)]))
+            rows["v"] += [take(3) for _ in layers]
+        except IndexError:
+            at = 0
+        sizes = [(len(k), len(v)) for k, v in zip(rows["k"], rows["v"], strict=False)]
+        if at != len(words) or sizes != [(layer.n_embd_k, layer.n_embd_v) for layer in layers]:
+            raise EngineError(_OTHER_FORM)
+        both = zip(layers, rows["k"], rows["v"], strict=True)
+        return [LayerRows(layer.layer, k[None], v[None], "state") for layer, k, v in both]
 
     def set_state(self, seq_id: int, length: int, state: State) -> None:
         """Go back to the length at which `state` was read, in this sequence or in one with the same entries. Raises

@@ -54,8 +54,8 @@ def to_float32(rows: RowArray) -> NDArray[np.float32]:
 class LayerRows:
     """K and V rows of one model layer, one row per token: `k` [n_tokens, n_embd_k], `v` [n_tokens, n_embd_v], as
     numbers or as Q8_0 blocks, n_embd / 32 per row. `part`: `attention`, `indexer` of sparse attention (no V), or
-    `state` of a recurrent layer after the last token: one row each, `k` for its convolution and `v` for its
-    recurrence."""
+    `state` of a recurrent layer after the last token, or after others (`Segment.states`): one row each, `k` for its
+    convolution and `v` for its recurrence."""
 
     layer: int
     k: RowArray
@@ -345,6 +345,9 @@ class Segment(_Referable):
     blocks: tuple[int, ...] = ()
     # First token of each part, between which a prompt may have other text (runtime/token_runs.py); empty: one part.
     parts: tuple[int, ...] = ()
+    # Of rows of a session with recurrent layers: after how many tokens, ascending, each row of a `state` was read. Its
+    # left context is then all that precedes it. Empty: after all, as of a skill.
+    states: tuple[int, ...] = ()
     # Per block: how often its K/V was moved, and thereby rounded, since it was placed first.
     moves: tuple[int, ...] = ()
     # Source of the text: absolute path of a file, "-" for standard input, empty if unknown.

@@ -200,7 +200,7 @@ def _arrays(segment: Segment) -> dict[str, NDArray[Any]]:
     }
     for rows in segment.layers:
         state = rows.part == "state"
-        count = 1 if state else segment.base - segment.first + len(segment)
+        count = len(segment.states) or 1 if state else segment.base - segment.first + len(segment)
         both = quantized(segment.kv) if rows.part == "attention" else (False, False)
         for kind, values, q8_0 in zip(NAMES[rows.part], (rows.k, rows.v), both, strict=True):
             types = (np.float32,) if state else (Q8_0,) if q8_0 else (np.float16, np.float32)
@@ -454,8 +454,8 @@ def _layers(
             continue
         part, index = parts[kind]
         if part == "state":
-            if len(columns) != 1 or rows != 1 or place.dtype != np.float32:
-                raise FormatError(f"{name} is not one row of f32")
+            if len(columns) != 1 or rows != (len(segment.states) or 1) or place.dtype != np.float32:
+                raise FormatError(f"{name} does not have one row of f32 a state")
         elif len(columns) != 1 or rows != n_rows:
             raise FormatError(f"{name} does not have one row a token")
         elif (place.dtype == Q8_0) != rounded.get(kind, False):
@@ -472,7 +472,7 @@ def _layers(
         none = StoredTensor(known.dtype, (known.shape[0], 0), 0, 0, "")
         layers.append(StoredLayer(layer, k or none, v or none, part))
     states = any(layer.part == "state" for layer in layers)
-    if states and not segment.prefix_only:
+    if states and not (segment.prefix_only or segment.states):
         raise FormatError("it holds the state of recurrent layers, but not all rows before it")
     if carried and not states:
         raise FormatError("it says how a state is carried, and holds none")

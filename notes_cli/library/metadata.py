@@ -65,6 +65,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "carry.heads": json.dumps(heads) if carry else None,
         "blocks": segment.blocks,
         "parts": segment.parts,
+        "states": segment.states,
         "moves": segment.moves if any(segment.moves) else (),
         "source": segment.source or None,
         "tools": 1 if segment.tools else None,
@@ -151,6 +152,10 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
     if "parts" in keys:
         right = parts[:1] == (0,) and all(one < other for one, other in pairwise((*parts, n)))
         _check(first is None and right and not blocks, "its parts do not fit its tokens")
+    if "states" in keys:
+        states = (0, *_list_of(keys, "states", int))
+        right = first is None and len(context) == base and states[-1] == n
+        _check(right and all(one < other for one, other in pairwise(states)), "its states do not fit its tokens")
     moves = _list_of(keys, "moves", int) if "moves" in keys else (0,) * len(blocks)
     _check(len(moves) == len(blocks) and min(moves, default=0) >= 0, "notes.moves does not fit its blocks")
     if "media" in keys:
@@ -168,15 +173,9 @@ def segment_of(keys: Keys, tokens: Tokens, context: Tokens) -> Segment:
         right = right and 0 <= prefill.seconds < 1e9
         _check(right, "notes.prefill does not hold seconds, tokens and threads")
     identity = Identity(**{part.name: text_of(keys, f"identity.{part.name}") for part in fields_of(Identity)})
-    values: dict[str, Any] = {
-        **texts,
-        "fields": fields,
-        "media": media,
-        "blocks": blocks,
-        "parts": parts,
-        "moves": moves,
-    }
-    values |= {"batches": batches, "stamp": stamp, "prefill": prefill, "prefix_only": first is not None, "layers": ()}
+    values: dict[str, Any] = {**texts, "fields": fields, "media": media, "blocks": blocks, "parts": parts}
+    values |= {"states": _list_of(keys, "states", int), "moves": moves, "batches": batches, "stamp": stamp}
+    values |= {"prefill": prefill, "prefix_only": first is not None, "layers": ()}
     tools = bool(number_of(keys, "tools"))
     return Segment(tokens=tokens, base=base, context=context, identity=identity, tools=tools, **values)
 

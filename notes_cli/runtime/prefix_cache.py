@@ -33,7 +33,8 @@ from notes_cli.engine.limits import available_memory
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Identity, LayerRows, Media, Segment, Stored, Tokens, concatenate_rows
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, SegmentError
+from notes_cli.library.container import open_segment
 from notes_cli.runtime.assemble import APART
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.token_runs import MOVED, PlacedRun, Source, TextIndex
@@ -53,7 +54,7 @@ NO_TOKENS = np.zeros(0, np.int32)
 class Block:
     """The K/V of some tokens, valid after those of its ancestors only."""
 
-    segment: Segment  # without recurrent layers
+    segment: Segment  # without recurrent layers; of a file its head
     origins: Tokens  # of its tokens (runtime/prefix_cache.py)
     nbytes: int
     siblings: list[Block]  # all that follow the same tokens, itself among them
@@ -62,6 +63,10 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.origins)
+
+    @property
+    def in_file(self) -> bool:
+        return bool(self.segment.file_size)
 
     @property
     def decoded(self) -> bool:
@@ -88,8 +93,7 @@ class PrefixStore:
     def __init__(self, workspace: Workspace, budget: int) -> None:
         self.budget, self.nbytes, self._workspace = budget, 0, workspace
         self.keeps_states = self.recurrent and budget > 0 and workspace.context.supports("restore") is None
-        layers = [layer for layer in workspace.context.layers if layer.part == "state"] if self.keeps_states else []
-        self.state_size = sum(4 * (layer.n_embd_k + layer.n_embd_v) for layer in layers)  # bytes, without heads
+        self.state_size = workspace.context.state_nbytes if self.keeps_states else 0
         self.live_states: dict[int, State] = {}  # of live sequences, by identity
         self.hits = self.restored = 0  # restored prefixes and their tokens
         self._identity: Identity | None = None  # of the context that all rows are from
@@ -104,6 +108,11 @@ class PrefixStore:
     @property
     def recurrent(self) -> bool:
         return self._workspace.model.recurrent
+
+    @property
+    def drops(self) -> str:
+        """Why rows before the last ones are missing; empty where the cache keeps all."""
+        return self._context.drops
 
     @property
     def states_kept(self) -> int:
@@ -146,6 +155,12 @@ class PrefixStore:
                 np.concatenate([one.origins for one in blocks]),
             )
 
+    def add_file(self, segment: Segment) -> None:
+        """Add the file of a prefix that was decoded, whose K/V is read each time that it is restored."""
+        self._identity = self._context.identity("")
+        siblings = self._first.setdefault("", [])
+        siblings.append(Block(replace(segment, name=""), np.zeros(len(segment), np.int32), 0, siblings))
+
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
         """Append the K/V of these blocks that the sequence lacks, up to `length` tokens. On failure the sequence is
         unchanged."""
@@ -163,6 +178,9 @@ class PrefixStore:
             sequence.truncate(begun)
             if not isinstance(error, (NotesError, MemoryError)):
                 raise
+            for block, _ in path:
+                if block.in_file and block in block.siblings:  # it cannot be read
+                    block.siblings.remove(block)
             return
         self._use(block for block, _ in path)
         if not sequence.dry:
@@ -172,14 +190,16 @@ class PrefixStore:
         """Restore the first `length` tokens of these blocks, with all their states, in an empty sequence."""
         ends = list(accumulate(map(len, blocks)))
         blocks = blocks[: ends.index(length) + 1]
-        attention = iter(concatenate_rows([block.segment.layers for block in blocks]))
+        segments = [_opened(block.segment) if block.in_file else block.segment for block in blocks]
+        attention = iter(concatenate_rows([[one for one in each.layers if one.part != "state"] for each in segments]))
+        own = iter([one for one in segments[-1].layers if one.part == "state"])  # of a file
         rows = [
-            LayerRows(layer.layer, _zeros(layer.n_embd_k), _zeros(layer.n_embd_v), "state")  # set below
+            next(own, None)
+            or LayerRows(layer.layer, _zeros(layer.n_embd_k), _zeros(layer.n_embd_v), "state")  # set below
             if layer.part == "state"
             else next(attention)
             for layer in self._context.layers
         ]
-        segments = [block.segment for block in blocks]
         media = [
             replace(image, first=image.first + end - len(segment), last=image.last + end - len(segment))
             for end, segment in zip(ends, segments, strict=False)
@@ -191,13 +211,15 @@ class PrefixStore:
         tokens = np.concatenate([segment.tokens for segment in segments])
         sequence.splice(replace(segments[0], tokens=tokens, layers=tuple(rows), media=tuple(media), axes=axes))
         states = {end: block.state for end, block in zip(ends, blocks, strict=False)}
+        if not sequence.dry and states[length] is None:
+            states[length] = self._context.state(sequence.seq_id)
         sequence.restore_states({end: state for end, state in states.items() if state is not None})
 
     def save(self, sequence: KVSequence, tokens: Tokens, origins: Tokens, salt: str) -> None:
         """Store the rows of a sequence with these tokens, as far as they can be read and the budget allows."""
         kept: list[Block] = []
         try:
-            if len(tokens) <= WORTH or not sequence.intact or not self._exact:
+            if len(tokens) <= WORTH or not sequence.intact or not self.exact:
                 return
             identity = self._context.identity("")
             if identity != self._identity:
@@ -221,7 +243,6 @@ class PrefixStore:
                     block = Block(segment, span[1].copy(), nbytes, siblings, states.get(last))
                     self._add(block)
                 kept.append(block)
-                self._blocks[block] = self._blocks.pop(block)
                 siblings = block.children
         except (NotesError, MemoryError):
             pass  # blocks before the failure are complete
@@ -252,7 +273,7 @@ class PrefixStore:
         self._first, self._blocks, self.nbytes, self.live_states = {}, {}, 0, {}
 
     @property
-    def _exact(self) -> bool:
+    def exact(self) -> bool:
         """True if rows of this context can be read and restored bit for bit: no window has dropped any, and keys of an
         indexer, which are rounded, are not among them."""
         context = self._context
@@ -314,7 +335,8 @@ class PrefixStore:
     def _use(self, path: Iterator[Block] | list[Block]) -> None:
         """Mark blocks as used, each more recently than those after it."""
         for block in reversed(list(path)):
-            self._blocks[block] = self._blocks.pop(block)
+            if block in self._blocks:  # no file
+                self._blocks[block] = self._blocks.pop(block)
 
 
 def _part(whole: Segment, first: int, last: int, base: int) -> Segment:
@@ -330,6 +352,13 @@ def _part(whole: Segment, first: int, last: int, base: int) -> Segment:
         media=tuple(replace(image, first=image.first - first, last=image.last - first) for image in media),
         axes=None if whole.axes is None else whole.axes[first:last] - base,
     )
+
+
+def _opened(head: Segment) -> Segment:
+    segment = open_segment(head.path)
+    if segment.checksum != head.checksum:
+        raise SegmentError(f"{head.path} is another file since the start of the server")
+    return replace(segment, name="")
 
 
 def _zeros(columns: int) -> NDArray[np.float32]:
@@ -426,6 +455,12 @@ class Layout:
                 break
             length = inside[0]
         return length if length >= base else 0
+
+    @property
+    def opening(self) -> int:
+        """Number of tokens before its first question."""
+        asked = (number for number, chunk in enumerate(self.prompt.chunks) if chunk.kind == "question")
+        return sum(map(len, self.prompt.tokens[: next(asked, 0)]))
 
     @property
     def asked(self) -> int:
@@ -558,8 +593,9 @@ class PrefixCache:
 
     def difference(self, layout: Layout, salt: str) -> int | None:
         """Return the index of the first token in which a prompt of a recurrent model differs from the most similar one
-        that is cached. None if that has no further tokens, or none in common."""
-        if self.store is None or not self.store.recurrent:
+        that is cached, or their tokens in common if a window has dropped rows. None if that has no further tokens, or
+        none in common."""
+        if self.store is None or not (self.store.recurrent or self.store.drops):
             return None
         cached = [(one.tokens, one.origins) for one in self.entries if one.salt == salt]
         common, more = 0, False
@@ -567,7 +603,7 @@ class PrefixCache:
             length = common_length(tokens, origins, layout.tokens, layout.origins, moved=False)
             if length > common:
                 common, more = length, length < len(tokens)
-        return common if more and common < len(layout) else None
+        return common if more and (common < len(layout) or self.store.drops) else None
 
     def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
         """Append to the sequence the K/V that the store has of its prompt beyond its live prefix. Returns the length of

@@ -72,7 +72,7 @@ def explain(state: ServerState, ready: PreparedRequest) -> dict[str, object]:
     else:
         sequence = state.workspace.sequence(dry=True)
     live = state.scheduler.prefixes.restore(sequence, layout, salt)
-    missed = _missed(difference, live)
+    missed = _missed(state, difference, live)
     runs = [placed for placed in runs if placed.run.first >= live]
     run(assemble_task(state.workspace, prepared.prompt, dry=True, begun=sequence, runs=runs))
     counts = replace(Counts.of(sequence), shared=live)
@@ -228,7 +228,7 @@ def _emit(state: ServerState, job: ServerJob, event: Event, live: int = 0) -> No
     """Pass an event on. `live`: tokens found in the prefix cache."""
     if isinstance(event, Prefilled):
         live += sum(piece.tokens for piece in event.pieces if piece.reason is Reason.RESTORED_SESSION)
-        missed = _missed(job.work.difference if job.work else None, live)
+        missed = _missed(state, job.work.difference if job.work else None, live)
         event = replace(event, seconds=time.perf_counter() - job.arrived, missed=missed)
         state.metrics.decoded += event.counts.decoded
         state.metrics.spliced += event.counts.total - event.counts.decoded - live
@@ -239,13 +239,15 @@ def _emit(state: ServerState, job: ServerJob, event: Event, live: int = 0) -> No
     job.on_event(event)
 
 
-def _missed(difference: int | None, live: int) -> str:
-    """Describe why a prompt of a recurrent model does not continue more of a cached one. The tokens are not shown: they
-    may be another client's."""
+def _missed(state: ServerState, difference: int | None, live: int) -> str:
+    """Describe why a prompt of a recurrent model, or after a window that has dropped rows, does not continue more of a
+    cached one. The tokens are not shown: they may be another client's."""
     if difference is None:
         return ""
-    state = f"the last state before it was kept after {live:,}" if live else "no state was kept before it"
-    return f"token {difference + 1:,} differs, {state}"
+    if drops := state.workspace.context.drops:
+        return f"{difference:,} of its tokens are cached, but {drops}"
+    kept = f"the last state before it was kept after {live:,}" if live else "no state was kept before it"
+    return f"token {difference + 1:,} differs, {kept}"
 
 
 def _join(tasks: Sequence[Task[None]]) -> Task[None]:

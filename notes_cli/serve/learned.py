@@ -90,7 +90,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        return f"learned-{blake2b(self.tokens.tobytes(), digest_size=6).hexdigest()}"
+        return name_of(self.tokens)
 
     @property
     def begin(self) -> bytes:
@@ -110,6 +110,21 @@ class Block:
     def nbytes(self) -> int:
         """Bytes in memory."""
         return self.segment.nbytes if self.segment else 0
+
+
+def name_of(tokens: Tokens) -> str:
+    return f"learned-{blake2b(tokens.tobytes(), digest_size=6).hexdigest()}"
+
+
+def write(library: Library, segment: Segment) -> Path:
+    """Write the file of a learned text, and remove the least recently used ones beyond DISK. Raises NotesError or
+    OSError."""
+    make_private(library.folder)
+    path = library.path(segment.name, segment.identity)
+    write_segment(path, segment)
+    files = [file for file in check.library_files(library.folder) if file.path != path]
+    check.remove_files(files, library.folder, files, most=DISK)
+    return path
 
 
 def messages_of(pieces: Sequence[bytes], begin: int, end: int) -> Iterator[tuple[Paragraphs, Objects]]:
@@ -377,12 +392,7 @@ class LearnedBlocks:
         """Write a block's file, in a thread of its own, and add the block. If that fails, it stays in memory."""
         assert self._library is not None
         with suppress(NotesError, OSError):
-            make_private(self._library.folder)
-            path = self._library.path(block.name, segment.identity)
-            write_segment(path, segment)
-            block.path, block.segment = path, None
-            files = [file for file in check.library_files(self._library.folder) if file.path != path]
-            check.remove_files(files, self._library.folder, files, most=DISK)  # the least recently used
+            block.path, block.segment = write(self._library, segment), None
         self._add(block)
 
     def _forget(self, block: Block) -> None:

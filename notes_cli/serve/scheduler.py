@@ -35,6 +35,7 @@ from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import Options, ServerState, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SegmentCache
+from notes_cli.serve.system_texts import SystemTexts
 
 T = TypeVar("T")
 
@@ -66,7 +67,8 @@ class DecodeThread:
         self._large_pool = ThreadPoolExecutor(1, "prepare-large")
         self._preparing = 0  # calls of `prepare` that have not returned
         self._prepared: set[ServerJob] = set()  # and not finished
-        self.idle_work: IdleWork | None = None  # set in the decode thread
+        self.idle_work: IdleWork | None = None  # set in the decode thread, as is the next
+        self.system_texts: SystemTexts | None = None  # of a model with recurrent layers
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
@@ -231,7 +233,11 @@ class DecodeThread:
 
     def _begin_idle(self) -> bool:
         """Begin work that any request ends, if there is some."""
-        if self.idle_work is None or self._count or not self._arrivals.empty() or not self.idle_work.begin():
+        if self._count or not self._arrivals.empty():
+            return False
+        if self.system_texts is not None:
+            self.system_texts.keep()
+        if self.idle_work is None or not self.idle_work.begin():
             return False
         with self._lock:
             if self._count:  # since then
@@ -274,6 +280,9 @@ class DecodeThread:
         self.scheduler = Scheduler(workspace, options.parallel, chunk=options.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.idle_work = IdleWork(self.scheduler, learned) if learned else None
+        store, library = self.prefixes.store, workspace.library
+        if options.reuse == "learned" and store and store.keeps_states and isinstance(library, Library):
+            self.system_texts = SystemTexts(workspace, library, self.prefixes, store)
         self.segment_cache = SegmentCache(workspace, self.compute)
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         cells = None if workspace.grows else workspace.context.cells
@@ -296,8 +305,9 @@ class DecodeThread:
                 self._refuse_all()
             self._take_arrivals(wait=False)
             self._refuse_all()
-            if self.state.learned is not None:
-                self.state.learned.close()
+            for files in (self.state.learned, self.system_texts):
+                if files is not None:
+                    files.close()
 
     def _refuse_all(self) -> None:
         """Refuse all requests, at the end of the server."""

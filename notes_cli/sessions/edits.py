@@ -1,8 +1,8 @@
 """Changes earlier turns of a session: edits fields, applies global errata, compacts, forgets turns and results.
 
 Each changes the conversation, and the sequence follows the difference (session_kv.py). `cut` moves the K/V after it,
-which was computed with the removed text and may still depend on it. `suffix` decodes that again, and keeps nothing of
-the text.
+which was computed with the removed text and may still depend on it; with recurrent layers it decodes that again.
+`suffix` always does, and keeps nothing of the text.
 """
 
 from __future__ import annotations
@@ -256,10 +256,11 @@ def compact(kv: SessionKV) -> Removed:
 def forget(kv: SessionKV, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Removed:
     """Remove the named parts. `dry`: change nothing. `suffix` without names makes earlier cuts final. Raises
     NotesError, without changing anything, if that is not possible."""
-    state, name, again = kv.state, kv.stored.name, method == FOR_GOOD
+    state, name, for_good = kv.state, kv.stored.name, method == FOR_GOOD
+    again = for_good or kv.workspace.model.recurrent
     if method not in WAYS:
         raise NotesError(f"no method {method!r} of forgetting", f"Choose {' or '.join(WAYS)}")
-    if not names and not (again and state.traces):
+    if not names and not (for_good and state.traces):
         raise SessionError(f"nothing is named that session {name} is to forget", "Name a part of it")
     parts = parts_named(names, state, name)
     _check_turns(state, parts["turn"], name)
@@ -274,7 +275,7 @@ def forget(kv: SessionKV, names: Sequence[str], method: str = CUT, *, dry: bool 
         raise UnsupportedError(f"{', '.join(described)} cannot be forgotten by {method}: {reason}", remedy)
     removed = replace(_effect(kv, planned, described, again=again), repeated=repeated, skills=gone)
     if not dry:
-        kv.apply("forget", ", ".join(described), planned, again=again, for_good=again)
+        kv.apply("forget", ", ".join(described), planned, again=again, for_good=for_good)
     return removed
 
 

@@ -182,10 +182,9 @@ class SessionFolder:
         return {"op": undone.op if undone else "snapshot", "what": undone.what if undone else f"{last[0]:04d}.json"}
 
     def kept(self) -> list[str]:
-        """Return the names of the K/V files still needed. Of a prefix-only model the last two, enough for one undo."""
+        """Return the names of the K/V files still needed."""
         numbers = {f"{number:04d}.gguf" for number in self.in_force}
-        names = sorted(path.name for path in session_files(self.folder) if path.name in numbers)
-        return names[-2:] if self.header and self.header.prefix_only else names
+        return sorted(path.name for path in session_files(self.folder) if path.name in numbers)
 
     def open_rows(self, name: str, *snapshots: Snapshot) -> Segment:
         """Open a K/V file and read all of it. Raises SegmentError if it cannot be read, DamagedError unless it is the
@@ -201,12 +200,14 @@ class SessionFolder:
             header, at = snapshot.header, 0
             if segment.checksum != snapshot.files[name]:
                 raise DamagedError(f"{name} is not the file that the session names")
-            if segment.prefix_only != header.prefix_only or segment.identity.differences(header.identity):
+            if segment.prefix_only or segment.identity.differences(header.identity):
                 raise DamagedError(f"{name} is of another model")
             for rows in snapshot.state.rows:
-                held = tokens[rows.first : rows.first + rows.count]
-                if rows.file == name and held != snapshot.state.tokens[at : at + rows.count]:
+                held, ours = tokens[rows.first : rows.first + rows.count], snapshot.state.tokens
+                if rows.file == name and held != ours[at : at + rows.count]:
                     raise DamagedError(f"{name} has the rows of other tokens")
+                if rows.file == name and segment.states and (rows.first or segment.context.tolist() != ours[:at]):
+                    raise DamagedError(f"{name} has the recurrent states of another text")
                 at += rows.count
         return segment
 
@@ -229,7 +230,7 @@ class SessionFolder:
             except SegmentError as error:
                 yield self.folder / name, error
         named = {rows.file for snapshot in snapshots for rows in snapshot.state.rows}
-        if (missing := named.difference(present)) and not snapshots[0].header.prefix_only:
+        if missing := named.difference(present):
             yield self.folder / min(missing), DamagedError(f"the rows {min(missing)} are missing")
 
     @property

@@ -264,6 +264,7 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         parts = render(self.workspace, turn, tokens, first=True)
         if [token for part in parts for token in part.tokens] != sequence.tokens.tolist():
             raise EngineError("the tokens of the first turn are not those of its conversation")  # never wrong silently
+        self.keep_states(sequence, sequence.pieces)
         skills = tuple(from_segment(segment, changes.get(segment.name)) for segment in prompt.segments)
         self._turn = (), State((turn,), skills, corrections)
 

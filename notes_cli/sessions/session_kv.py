@@ -1,7 +1,9 @@
 """Keeps the K/V of an open session: its sequence in the context, and the files to restore that from.
 
 Every operation is `plan`, `patch` and `commit`: the conversation as it is to be, the sequence that follows it, the
-snapshot. K/V after a change is moved, so that it still depends on what was there, or it is decoded again.
+snapshot. K/V after a change is moved, so that it still depends on what was there, or it is decoded again. A recurrent
+state can do neither: the files have one at the end of each turn, and before the first skill and question, and what
+follows the last of them before a change is decoded again.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ import notes_cli
 from notes_cli.editing.methods import Change
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.positions import Aligned, Patch, Range, align, axes_of, changed_ranges, position, removed_images
-from notes_cli.engine.segment import Media, Segment, concatenate_rows
+from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens, concatenate_rows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError, UnsupportedError
 from notes_cli.library.container import write_segment
@@ -101,8 +104,8 @@ class SessionKV:
 
         kept: For each turn of `after` its number before, from 0; by default all.
         changes: Of skills that have other values.
-        again: Everything from the first patch on is decoded again, with `traces` also from earlier cuts on. Then the
-            first patch is an empty one, where that begins.
+        again: Everything from the first patch on is decoded again, with `traces` also from earlier cuts on, and with
+            recurrent layers from the last state before it on. Then the first patch is an empty one, where that begins.
         removed: Describes text that is cut out, on which K/V that is moved still depends.
 
         Raises EngineError for a patch within an image.
@@ -112,6 +115,8 @@ class SessionKV:
         starts = [patch.first for patch in patches] + [entry.position for entry in before.traces if traces]
         first = min(starts, default=len(before.tokens))
         if again:
+            if self.workspace.model.recurrent:
+                first = max((at for at in before.states if at <= first), default=0)
             return [Patch(first, first, ()), *patches], _decoded_again(after, first)
         if removed and dependent(after, patches):
             turn = max((entry.turn for entry in after.pieces if entry.end <= first), default=0)
@@ -160,9 +165,14 @@ class SessionKV:
         if patches:
             self._unwritten = True
             if again:
-                start = self.places(planned, again=True)[0][0]
+                start = patches[0].first
+                if self.workspace.model.recurrent:
+                    self.drop()
+                    sequence = self._sequence = self._restore(start)
+                    self._unwritten = True
                 sequence.truncate(start)
                 sequence.append(after.tokens[start:], reason=Reason.AGAIN)
+                self.keep_states(sequence, after.pieces)
             else:
                 sequence.replace(patches)
         return sequence
@@ -171,7 +181,7 @@ class SessionKV:
         """Return the positions, after the patches, whose K/V they change."""
         patches, after = planned
         if again:
-            return [(0 if self.workspace.model.recurrent else patches[0].first, len(after.tokens))]
+            return [(patches[0].first, len(after.tokens))]
         return changed_ranges(patches, len(self.state.tokens)) if patches else []
 
     def apply(
@@ -189,9 +199,13 @@ class SessionKV:
         files, sequence = dict(self.stored.files), self._sequence
         if places and sequence:
             path = self.stored.next_rows
-            places = [(0, len(sequence))] if self._header.prefix_only or for_good else places
-            checksum = write_segment(path, self._read(sequence, places), writer=f"notes {notes_cli.__version__}")
+            places = [(0, len(sequence))] if for_good else places
+            segment = self._read(sequence, places, state.states)
+            checksum = write_segment(path, segment, writer=f"notes {notes_cli.__version__}")
             state, files = state.with_rows(path.name, places), {**files, path.name: checksum}
+            states = {segment.base + at for at in segment.states}
+            state = replace(state, states=tuple(sorted(states.union(state.states))))
+            sequence.states.clear()  # the files have them
         used = {rows.file for rows in state.rows}
         files = {name: checksum for name, checksum in files.items() if name in used}
         self.stored.commit(op, what, state, files, self.stored.header or self._header, for_good=for_good)
@@ -235,28 +249,27 @@ class SessionKV:
     @property
     def _header(self) -> Header:
         context = self.workspace.context
-        prefix_only = context.supports("splice") is not None
         model = str(self.workspace.model.path.absolute())
         rope = {name: getattr(context.options, name) for name in ROPE}
-        return Header(self.workspace.identity, context.options.cache, prefix_only, model, **rope)
+        return Header(self.workspace.identity, context.options.cache, model, **rope)
 
-    def _restore(self) -> KVSequence:
-        """Return a new sequence with the K/V of the session's tokens. Raises SessionError if the files do not match."""
+    def _restore(self, length: int | None = None) -> KVSequence:
+        """Return a new sequence with the K/V of the session's tokens, or with recurrent layers of the first `length`.
+        Raises SessionError if the files do not match."""
         state = self.state
-        self.workspace.make_room(len(state.tokens))
+        length = len(state.tokens) if length is None else length
+        self.workspace.make_room(length)
         self._check()  # a larger context may rotate differently (LongRoPE)
         sequence = self.workspace.sequence()
         try:
-            if not self._header.prefix_only:
+            if self.workspace.model.recurrent:
+                if length:
+                    sequence.splice(self._prefix(length))
+            else:
                 opened = lru_cache(FILES)(self._open)
                 for first, last, run in self._chunks():
                     sequence.splice(self._chunk(opened(run.file), first, last, run.first))
-            elif state.rows and (self.stored.folder / state.rows[0].file).is_file():
-                sequence.restore(self._open(state.rows[0].file))
-            else:  # after two undos: older files are deleted
-                sequence.append(state.tokens)
-                sequence.flush()
-            if sequence.tokens.tolist() != state.tokens:
+            if sequence.tokens.tolist() != state.tokens[:length]:
                 raise self._mismatch()
         except BaseException:
             sequence.close()
@@ -297,6 +310,39 @@ class SessionKV:
             axes=axes_of(images, first, last),
         )
 
+    def _prefix(self, length: int) -> Segment:
+        """Return the K/V of the first `length` tokens, and the recurrent state after them."""
+        parts, tokens, done = list[list[LayerRows]](), list[int](), 0
+        for run in self.state.rows:
+            if done < length:
+                rows = slice(run.first, run.first + min(run.count, length - done))
+                segment = self._open(run.file)
+                parts.append([layer.cut(rows) for layer in segment.layers if layer.part != "state"])
+                tokens += segment.tokens[rows].tolist()
+                done = len(tokens)
+        attention, states = iter(concatenate_rows(parts)), iter(self._state_after(length))
+        layers = [next(states if layer.part == "state" else attention) for layer in self.workspace.context.layers]
+        return replace(self._segment(np.array(tokens, np.int32), 0), layers=layers)
+
+    def _state_after(self, length: int) -> list[LayerRows]:
+        """Return the recurrent state after so many tokens, from the files."""
+        done = 0
+        for run in self.state.rows:
+            if done < length <= done + run.count and length in self.state.states:
+                segment = self._open(run.file)
+                if (row := run.first + length - done) in segment.states:
+                    rows = slice(at := segment.states.index(row), at + 1)
+                    return [layer.cut(rows) for layer in segment.layers if layer.part == "state"]
+            done += run.count
+        raise self._mismatch()
+
+    def keep_states(self, sequence: KVSequence, pieces: Sequence[Piece | Entry]) -> None:
+        """Keep the recurrent state before the first skill, the first question, and each later turn of these pieces."""
+        if self.workspace.model.recurrent:
+            first = {piece.kind: piece.position for piece in reversed(pieces) if piece.kind in ("splice", "question")}
+            turns = [after.position for one, after in pairwise(pieces) if one.kind == "answer" != after.kind]
+            sequence.keep_states(at for at in sorted({*first.values(), *turns}) if at)
+
     def _mismatch(self) -> SessionError:
         return SessionError(f"the rows in {self.stored.folder} are not those of its tokens")
 
@@ -310,16 +356,30 @@ class SessionKV:
             remedy = Help.UNDO(name=self.stored.name) if damaged else error.remedy  # else unreadable now, but intact
             raise SessionError(f"session {self.stored.name}: {error.what}", remedy) from error
 
-    def _read(self, sequence: KVSequence, places: Sequence[Range]) -> Segment:
-        """Return the K/V at these positions as one segment, with keys rotated as in the cache."""
-        context, header = sequence.context, self._header
-        layers = [sequence.read(first, last, context.lossless_type)[0] for first, last in places]
+    def _read(self, sequence: KVSequence, places: Sequence[Range], states: Sequence[int]) -> Segment:
+        """Return the K/V at these positions as one segment, with keys rotated as in the cache, and the recurrent states
+        there. `states`: those that the files have."""
+        context = sequence.context
         tokens = np.concatenate([sequence.tokens[first:last] for first, last in places])
-        return Segment(
-            *(self.stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
-            *(header.identity, concatenate_rows(layers)),
-            prefix_only=header.prefix_only,
-        )
+        segment = self._segment(tokens, places[0][0])
+        if not self.workspace.model.recurrent:
+            layers = [sequence.read(first, last, context.lossless_type)[0] for first, last in places]
+            return replace(segment, layers=concatenate_rows(layers))
+        ((start, end),) = places
+        whole, _ = sequence.read(0, end, context.lossless_type)  # no part can be read
+        kept = {at: self._state_after(at) for at in states if at > start}
+        kept |= {at: context.state_rows(state) for at, state in sequence.states.items() if at > start}
+        kept[end] = [layer for layer in whole if layer.part == "state"]
+        after = [kept[at] for at in sorted(kept)]
+        rows_of_states = iter(concatenate_rows(after))
+        rows = [next(rows_of_states) if layer.part == "state" else layer.cut(slice(start, end)) for layer in whole]
+        ends = tuple(at - start for at in sorted(kept))
+        return replace(segment, layers=rows, context=sequence.tokens[:start], states=ends)
+
+    def _segment(self, tokens: Tokens, base: int) -> Segment:
+        nothing = np.zeros(0, np.int32)
+        what = self.stored.name, "rows of a session", "", tokens, base, nothing, ()
+        return Segment(*what, self._header.identity, ())
 
 
 def _moved(patches: Sequence[Patch], length: int) -> list[Aligned]:
@@ -343,6 +403,7 @@ def _decoded_again(state: State, first: int) -> State:
         for entry in state.pieces
     ]
     marks = [entry for entry in state.edits_and_cuts if entry.kind != TRACE or entry.position < first]
-    after = replace(state, pieces=tuple(pieces), edits_and_cuts=tuple(marks))
+    states = tuple(at for at in state.states if at <= first)
+    after = replace(state, pieces=tuple(pieces), edits_and_cuts=tuple(marks), states=states)
     skills = [replace(skill, in_place=False) if after.span(skill.name)[0] >= first else skill for skill in after.skills]
     return replace(after, skills=tuple(skills))

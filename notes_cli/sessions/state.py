@@ -160,6 +160,7 @@ class State:
     tokens: list[int] = field(default_factory=list)
     rows: tuple[Rows, ...] = ()
     images: tuple[Image, ...] = ()  # their rows hold embeddings, not tokens
+    states: tuple[int, ...] = ()  # after how many tokens the files of rows have a recurrent state, ascending
 
     @property
     def turns(self) -> int:
@@ -258,6 +259,7 @@ class State:
             tokens=apply_patches(self.tokens, patches),
             rows=packed([*by_position, *before[done:]]),
             images=tuple(replace(image, first=image.first + by, last=image.last + by) for image, by in moved),
+            states=tuple(at for at in self.states if at <= patches[0].first),
             edits_and_cuts=tuple(replace(entry, position=shift(entry.position)) for entry in self.edits_and_cuts),
         )
 
@@ -327,7 +329,7 @@ def packed(by_position: Sequence[tuple[str, int]]) -> tuple[Rows, ...]:
     return tuple(Rows(*part[0], len(part)) for part in parts)
 
 
-FORMAT = 10  # changes when an older version would read a newer snapshot wrongly
+FORMAT = 11  # changes when an older version would read a newer snapshot wrongly
 ROWS = re.compile(r"(?:0[0-9]{3}|[1-9][0-9]{3,8})\.gguf")  # names of K/V files
 
 
@@ -337,7 +339,6 @@ class Header:
 
     identity: Identity
     cache: str  # types of K and V in the cache, "q8_0/f16"
-    prefix_only: bool  # K/V cannot be moved, so each turn stores that of the whole sequence
     model: str  # path of the model file, for display
     rope_scaling: str | None = None  # as in ContextOptions, as are the next
     rope_freq_base: float = 0.0
@@ -431,6 +432,7 @@ def _check(snapshot: Snapshot) -> None:
             require(0 <= span.first < span.last <= last - first)
     require(state.corrections.values.keys() <= values_in(state.skills).keys())
     require(all(key in state.corrections.values for key in state.corrections.pending))
+    require(is_ascending([(at - 1, at) for at in state.states], count))
     require(is_ascending([(image.first, image.last) for image in state.images], count))
     require(all(map(_is_image, state.images)))
 

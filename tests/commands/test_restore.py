@@ -40,6 +40,11 @@ def fees(notes: Notes, compiled: Path, tmp_path: Path) -> None:
     assert notes("compile", tmp_path / "fees.txt").code == 0
 
 
+def test_doctor_has_the_size_of_states(notes: Notes, kind: str) -> None:
+    context = notes("doctor", "--json").json["context"]
+    assert ("a recurrent state takes 1.0 kB: a session keeps one a turn" in context) == (kind == "lfm2")
+
+
 @pytest.mark.patches("recurrent")
 def test_ask_decodes_elsewhere_and_says_why(notes: Notes, fees: None, kind: str) -> None:
     """One sentence that names the place and the model's reason, which a compile gives at once."""

@@ -211,8 +211,8 @@ ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
         ("whole", {"blk.0.k": (3, 2)}, "blk.0.k does not have one row a token"),  # the skill's rows alone
         ("whole", {"blk.1.indexer.k": (3, 3)}, "blk.1.indexer.k does not have one row a token"),
         ("whole", {"blk.0.k": None}, "layer 0 has no K rows"),
-        ("whole", {"blk.2.state.r": (2, 6)}, "blk.2.state.r is not one row of f32"),
-        ("whole", {"blk.4.state.s": np.float16}, "blk.4.state.s is not one row of f32"),
+        ("whole", {"blk.2.state.r": (2, 6)}, "blk.2.state.r does not have one row of f32 a state"),
+        ("whole", {"blk.4.state.s": np.float16}, "blk.4.state.s does not have one row of f32 a state"),
         ("whole", {"blk.4.state.p": (1, 8)}, "holds a tensor 'blk.4.state.p'"),
         ("whole", {"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # a segment with its left context has none
         ("carried", {"carry.seam": None}, "notes.carry does not fit its tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import pytest
 from notes_cli.engine.context import Context, State
 from notes_cli.engine.limits import ContextOptions
 from notes_cli.engine.model import Model
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.library.container import peek
 from notes_cli.serve.prepare import Options
 
 from ..zoo import zoo_model
@@ -36,6 +39,7 @@ def said(role: str, text: str) -> Json:
 SYSTEM = said("system", "You are a helpful assistant of a shop that sells many things. " * 4)
 FIRST = [SYSTEM, said("user", "What is the tier of this shop, and why? " * 3)]
 TALK = [*FIRST, said("assistant", "It is gold."), said("user", "And tomorrow?")]
+LONGER = said("system", SYSTEM["content"] * 3)
 STEPS = {  # a request, and the one before it
     "regenerated": (TALK, TALK),
     "next turn": (FIRST, TALK),
@@ -65,10 +69,10 @@ def answered(served: Served, messages: list[Json], length: int = 4) -> Answered:
 
 @contextmanager
 def serving(
-    home: Path, name: str, parallel: int = 2, cells: int = 1024, fixed: bool = True, **more: Any
+    home: Path, name: str, parallel: int = 2, cells: int = 1024, fixed: bool = True, swa_full: bool = True, **more: Any
 ) -> Iterator[Served]:
     """A server with a fixed number of cells, or as many at first."""
-    context = ContextOptions(n_ctx=cells, n_threads=1)
+    context = ContextOptions(n_ctx=cells, n_threads=1, swa_full=swa_full)
     options = Options(parallel=parallel, **more)
     with started(home, options, context, zoo_model(name), fixed_size=fixed, beyond_trained=True) as found:
         yield found
@@ -76,6 +80,14 @@ def serving(
 
 def forget(served: Served) -> None:
     served.at_context(served.scheduler.prefixes.close)
+
+
+def check_rows_of_states(sequence: KVSequence) -> None:
+    """A state as llama.cpp serialises it, of which files keep the rows, has those that are read from the context."""
+    found = sequence.context.state_rows(sequence.context.state(sequence.seq_id))
+    rows, _ = sequence.read(0, len(sequence), "f32")
+    for one, other in zip(found, (layer for layer in rows if layer.part == "state"), strict=True):
+        assert one.layer == other.layer and np.array_equal(one.k, other.k) and np.array_equal(one.v, other.v)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -96,9 +108,53 @@ def test_nothing_is_read_twice(tmp_path: Path, name: str) -> None:
             where = f"differs, the last state before it was kept after {warm.cached}"
             assert [where in notice for notice in warm.notices] == [True] * (step != "regenerated")
             length = first.prompt  # in the end of the first turn
+        served.at_context(lambda: check_rows_of_states(served.scheduler.prefixes.entries[0].sequence))
     opening = read["regenerated"]  # of the answer
     assert 0 < opening < 5 and read["edited question"] < 16 and read["same system text"] < 16
     assert cached["next turn"] == length - opening and cached["edited answer"] == length
+
+
+@pytest.mark.parametrize("name", ["qwen35-dense", "lfm2-dense", "mamba2-dense", "kimi-linear-moe"])
+def test_a_system_text_survives_a_restart(tmp_path: Path, name: str) -> None:
+    """With the bits of a prompt that was read; a file that is damaged is read as if there were none."""
+    again, talk = [LONGER, said("user", "Another question")], [LONGER, *TALK[1:]]
+    with serving(tmp_path, name) as served:
+        wanted = answered(served, again)
+        for _ in range(1000):
+            if kept := [*(tmp_path / "library" / "learned").glob("*.gguf")]:
+                break
+            time.sleep(0.01)
+    (path,) = kept
+    for damaged in (False, True):
+        if damaged:
+            path.write_bytes(path.read_bytes()[:-40] + b"\x01" * 40)
+        with serving(tmp_path, name) as served:
+            found = answered(served, again)
+            assert (found.tokens, found.logprobs) == (wanted.tokens, wanted.logprobs)
+            assert found.cached == (0 if damaged else len(peek(path)))
+            longer = answered(served, talk)
+            served.at_context(lambda: served.scheduler.prefixes.evict_beyond(0))  # blocks after the file's
+            restored = answered(served, talk)
+            assert restored.cached > longer.cached == len(peek(path)) and same(restored, longer)
+
+
+@pytest.mark.parametrize(("name", "swa_full"), [("gemma3-dense", True), ("gpt-oss-moe", True), ("gpt-oss-moe", False)])
+def test_texts_longer_than_a_window(tmp_path: Path, name: str, swa_full: bool) -> None:
+    """The same steps where a window has 32 tokens. With all rows in the cache only the change is read, else everything,
+    and the reply names the window."""
+    with serving(tmp_path, name, swa_full=swa_full) as served:
+        for step, talks in STEPS.items():
+            before, messages = ([LONGER, *talk[1:]] for talk in talks)
+            forget(served)
+            answered(served, before)
+            warm = answered(served, messages)
+            forget(served)
+            cold = answered(served, messages)
+            assert not cold.cached and cold.tokens == warm.tokens, step
+            assert np.allclose(cold.logprobs, warm.logprobs, rtol=0, atol=1e-4), step
+            named = ["keeps no more rows than its sliding window" in notice for notice in warm.notices]
+            assert warm.prompt - warm.cached < 14 if swa_full else warm.prompt > 150 and not warm.cached, step
+            assert named == [True] * (not swa_full), step
 
 
 def test_another_state_gives_other_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +186,29 @@ def same(one: Answered, other: Answered) -> bool:
         if not near:
             return False
     return len(one.tokens) == len(other.tokens)
+
+
+def test_many_conversations_on_a_small_budget(tmp_path: Path) -> None:
+    """64 of them, two turns each in turn, where a state has 137 KB: those that are kept stay within the budget, and an
+    answer is that of a prompt that is read."""
+    budget = 2 << 20
+    with serving(tmp_path, "qwen35-dense", 4, 1024, cache_ram=budget) as served:
+        store = served.scheduler.prefixes.store
+        assert store is not None
+        talks, cached, most = [[SYSTEM, said("user", f"What is {number}?")] for number in range(64)], 0, 0
+        for _ in range(2):
+            for talk in talks:
+                found = answered(served, talk, 1)
+                talk += [said("assistant", "".join(found.tokens)), said("user", "And then?")]
+                kept, nbytes = served.at_context(lambda: (store.states_kept, store.nbytes + store.live_bytes))
+                assert nbytes <= budget and kept <= budget // store.state_size
+                cached, most = cached + found.cached, max(most, kept)
+        assert most > 4 and cached > 64 * 40  # the system text, at least
+        assert "\nnotes_cache_ram_states " in served.http.get("/metrics").text and store.state_size == 137 << 10
+        for talk in talks[::16]:
+            warm = answered(served, talk)
+            forget(served)
+            assert same(answered(served, talk), warm)
 
 
 CONVERSATIONS, TURNS = 12, 4  # tried with 300 and 10

@@ -12,7 +12,7 @@ from notes_cli.sessions.state import Entry, Header, Op, Part, Rows, State, Turn,
 from notes_cli.text.messages import user_message
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
-HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")
+HEADER = Header(IDENTITY, "f16/f16", "/models/tiny.gguf")
 
 
 def asked(*questions: str) -> State:

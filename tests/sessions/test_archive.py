@@ -17,7 +17,7 @@ from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.state import Part, Rows, Snapshot, read_snapshot, serialize
+from notes_cli.sessions.state import Part, Snapshot, read_snapshot, serialize
 
 from .snapshots import HEADER, asked, snapshot
 
@@ -166,7 +166,7 @@ def only(*names: str) -> Change:
         (lambda parts: packed({**parts, "0002.json": parts["0002.json"] + b"{}\n"}), "0002.json cannot be read"),
         (lambda parts: packed({**parts, "0000.json": b""}), "0000.json cannot be read: it is empty"),
         (lambda parts: packed({**parts, "0002.json": flip(parts["0002.json"], 99)}), "is not as it was written"),
-        (forged(lambda one: replace(one, format=11)), "it has format 11, this version of notes reads 10"),
+        (forged(lambda one: replace(one, format=12)), "it has format 12, this version of notes reads 11"),
         (forged(lambda one: replace(one, op="x")), "0002.json cannot be read: its values contradict"),  # type: ignore[arg-type]
         (forged(other_model), "0002.json is of another session"),
         (forged(lambda one: replace(one, first=True)), "the rows 0001.gguf are missing"),
@@ -228,24 +228,6 @@ def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -
     with pytest.raises(KeyboardInterrupt):
         load(sessions, Interrupted(archived(begun)), "a file", "other")
     assert [path.name for path in sessions.folder.iterdir() if path.name != ".locks"] == ["mine"]
-
-
-def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: MakeSegment) -> None:
-    """Each turn's file has all K/V; after an undo without a file, only the text is exported."""
-    with sessions.locked("mine", new=True) as stored:
-        stored.folder.mkdir(parents=True)
-        for questions in (("Why?",), ("Why?", "And then?")):
-            state = asked(*questions)
-            segment = make_segment(len(state.tokens))
-            segment = replace(segment, identity=HEADER.identity, text="", fields=(), prefix_only=True, base=0)
-            segment = replace(segment, context=segment.tokens[:0], tokens=segment.tokens * 0 + state.tokens)
-            name = stored.next_rows.name
-            checksum = write_segment(stored.next_rows, segment)
-            state = replace(state, rows=(Rows(name, 0, len(state.tokens)),))
-            stored.commit("turn", "?", state, {name: checksum}, replace(HEADER, prefix_only=True))
-        (stored.folder / "0001.gguf").unlink()
-    assert list(members(archived(stored))) == [*NAMES[:3], "0002.gguf"]
-    assert load(sessions, io.BytesIO(archived(stored)), "a file", "other").state == stored.state
 
 
 def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:

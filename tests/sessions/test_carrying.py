@@ -51,7 +51,7 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
 
 
 def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, skill: Skill) -> None:
-    """The state at an earlier position is not available: edits in place are refused, and suffix decodes everything."""
+    """No state is kept within a skill: edits in place are refused, and suffix decodes everything."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = session.state.tokens

@@ -131,8 +131,8 @@ def test_a_snapshot_is_read_as_it_was_written(begun: SessionFolder, sessions: Se
     """The control of the two tests before. Those of other versions are refused with the remedy."""
     forged(begun, lambda content: None)
     assert sessions.find("mine").state == begun.state == SECOND
-    forged(begun, put("format", to=11))
-    with pytest.raises(SessionError, match=r"has format 11, this version of notes reads 10\. Update notes"):
+    forged(begun, put("format", to=12))
+    with pytest.raises(SessionError, match=r"has format 12, this version of notes reads 11\. Update notes"):
         _ = sessions.find("mine").state
     old = sessions.folder / "old"
     old.mkdir(mode=0o700)

@@ -28,6 +28,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK
+from notes_cli.sessions.state import serialize
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -177,7 +178,8 @@ def test_the_default_method_of_the_model(make: Open, skill: Skill, monkeypatch: 
         assert done.how == "erratum" and "field is not possible" in done.detail
         profile("recompute", "recompute: none")
         done = session.edit("date", "2026-07-02")
-        assert done.how == "suffix" and done.rewritten == len(session.state.tokens)
+        before_skill = session.state.span("returns")[0]
+        assert done.how == "suffix" and done.rewritten == len(session.state.tokens) - before_skill < 100
     with held(make("gpt2"), "learned") as session:
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
@@ -230,26 +232,48 @@ def test_a_long_session_is_edited_in_a_context_that_fits(
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> None:
-    """One undo is exact, after two the text is decoded again; a fork works; unsupported operations are refused."""
+def test_rows_that_cannot_be_moved_are_kept_by_turn(make: Open, skill: Skill, kind: str) -> None:
+    """Each undo is exact, also after a fork and a restart; unsupported operations are refused."""
     with held(make(kind)) as session:
-        for question in ("Why?", "When?"):
+        before = []
+        for question in ("Why?", "When?", "Who?"):
             turn(session, skill, question)
-        before = rows(session.sequence)
-        turn(session, skill, "Who?")
-        assert len(session.stored.kept()) == 2
+            before.append(rows(session.sequence))
+        assert len(session.stored.kept()) == 3
         for method in ("field", "field+erratum") if kind != "gpt2" else ("field",):
             with pytest.raises(UnsupportedError, match=r"method erratum or suffix|what follows .*moved"):
                 session.edit("date", "July 1", Method.parse(method))
         session.edit("date", "2026-07-01", ERRATUM)
         session.undo()
         session.undo()
-        assert same(rows(session.sequence), before)
-        session.undo()
+        assert same(rows(session.sequence), before[1])
     Sessions(paths().sessions).fork("mine", "other")
     with held(make(kind), "other") as session:
-        assert session.state.turns == 1 and session.sequence.count("decoded") == len(session.state.tokens)
+        session.undo()
+        assert session.state.turns == 1 and same(rows(session.sequence), before[0])
+        assert not session.sequence.count("decoded")
         turn(session, skill, "Where?")
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
+def test_a_state_of_another_text_is_never_used(make: Open, skill: Skill, kind: str) -> None:
+    """Neither that of a session whose turn has the same tokens, nor one that no file has."""
+    for name, question in (("other", "How?"), ("mine", "Why?")):
+        with held(make(kind), name) as session:
+            turn(session, skill, question)
+            session.follow("And then?")
+            session.keep("yes")
+    sessions = Sessions(paths().sessions)
+    mine, other = sessions.find("mine"), sessions.find("other")
+    assert mine.snapshot and len(mine.state.states) == 4 and mine.state.states[-1] == len(mine.state.tokens)
+    forge(mine, lambda state: replace(state, states=(7, *state.states[2:])))
+    with held(make(kind)) as session, pytest.raises(SessionError, match="not those of its tokens"):
+        session.forget(["1"])
+    files = {**mine.files, "0002.gguf": other.files["0002.gguf"]}
+    mine.path(2).write_bytes(serialize(replace(mine.snapshot, files=files)))
+    (mine.folder / "0002.gguf").write_bytes((other.folder / "0002.gguf").read_bytes())
+    with held(make(kind)) as session, pytest.raises(SessionError, match=r"0002\.gguf has the recurrent states of "):
+        _ = session.sequence
 
 
 @pytest.mark.parametrize("name", ["0001.gguf", "0002.gguf"])
