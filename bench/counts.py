@@ -44,11 +44,11 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_600, 32_500),
-    "package files": Bound(129, 130),
-    "test lines": Bound(35_640, 29_500),
+    "package lines": Bound(37_860, 32_500),
+    "package files": Bound(130, 130),
+    "test lines": Bound(35_890, 29_500),
     "bench and training lines": Bound(15_760, 16_500),
-    "docs lines": Bound(3_900, 4_000),
+    "docs lines": Bound(3_940, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(269, 260),
     "stored results in KB": Bound(97, 200),
@@ -57,8 +57,8 @@ LIMITS = {
     "types in a question": Bound(60, 65),
     "types in a session's turn": Bound(75, 75),
     "types in a chat": Bound(62, 60),
-    "lines executed by a question": Bound(2_546, 2_000),
-    "functions of 3 statements in a question": Bound(335, 260),
+    "lines executed by a question": Bound(2_556, 2_000),
+    "functions of 3 statements in a question": Bound(337, 260),
     "modules imported by ask": Bound(59, 60),
 }
 ENTERED = tuple(name for name in LIMITS if re.search("types|executed|functions|modules imported", name))

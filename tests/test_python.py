@@ -438,14 +438,12 @@ def test_an_agent_calls_tools(model: notes.Model, returns: notes.Segment) -> Non
         ([{"content": "x"}], "is no message of texts and tool calls"),
         ([{"role": "user", "content": 3}], "is no message"),
         ([{"role": "system", "content": "x"}], "the messages have no question"),
-        ([{"role": "owner", "content": "x"}], "unknown role"),
     ):
         with pytest.raises(NotesError, match=says):
             model.ask(wrong, splice=[returns])
     for more, says in (
         ({"tool_choice": "none"}, "there is no tool 'none' to call"),
         ({"system": "x"}, "system and messages are both given"),
-        ({"tool_choice": "required", "json_schema": {}}, "one of: a JSON schema, a grammar"),
     ):
         with pytest.raises(NotesError, match=says):
             model.ask(asked, tools=tools, **more)

@@ -41,7 +41,6 @@ class Prompt:
     errata: Sequence[Erratum] = ()
     system: str | None = None
     wording: str | None = None
-    turns: Sequence[tuple[str, str]] = field(default=())
     # Of fields that have others now, brought in by `method`, by a reference to each (text/keys.py).
     fields: Mapping[str, str] = field(default_factory=dict)
     known: Known | None = None  # the fields of the segments
@@ -51,7 +50,7 @@ class Prompt:
     # skills to decode instead of splicing, so that they attend to everything before them
     decoded: frozenset[str] = frozenset()
     think: bool = False  # the prompt ends where reasoning begins (runtime/generate.py continues)
-    # Replaces question, system text and turns: messages with tools, calls and results. Skills and errata that are parts
+    # Replaces question and system text: messages with tools, calls and results. Skills and errata that are parts
     # of them stay there; else they are placed as with a question.
     conversation: Conversation | None = None
     seam: int = DEFAULT_SEAM
@@ -97,12 +96,10 @@ class Prompt:
     def placed(self) -> tuple[Conversation, Corrections]:
         """The conversation with its errata, and its corrections. The method's are those of new values. Raises
         NotesError for a conversation with other skills than the prompt."""
-        conversation = self.conversation or asking(self.question, system=self.system, turns=self.turns)
-        given = self.segments or self.errata
-        placed = any(isinstance(part, SkillPart | ErratumPart) for one in conversation.messages for part in one.parts)
-        if self.conversation and (placed or not given):
-            _check_conversation(self, conversation)
-            return conversation, Corrections()
+        if self.conversation and (_has_skills(self.conversation) or not (self.segments or self.errata)):
+            _check_conversation(self, self.conversation)
+            return self.conversation, Corrections()
+        conversation = self.conversation or asking(self.question, system=self.system)
         skills = [segment.name for segment in self.segments if segment.name not in self.shown]
         images = [segment.name for segment in self.segments if segment.name in self.shown]
         messages = with_skills(conversation.messages, skills, place=self.place, images=images)
@@ -120,6 +117,10 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     for a conversation with other skills than the prompt."""
     template = workspace.thinking_template if prompt.think else workspace.template
     return build(template, prompt.placed[0])
+
+
+def _has_skills(conversation: Conversation) -> bool:
+    return any(isinstance(part, SkillPart | ErratumPart) for one in conversation.messages for part in one.parts)
 
 
 def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:

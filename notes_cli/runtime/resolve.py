@@ -65,7 +65,7 @@ def resolve_request(workspace: Workspace, request: Request, callbacks: Callbacks
     begun = time.perf_counter()
     if request.results:
         raise SessionError("results of tools go with a session, whose last answer has called them")
-    request = with_tools(request)
+    request = _with_tools(request) if request.tools else request
     grammar = constraint_of(workspace, request)
     segments = open_requested(workspace, request, callbacks, dry=dry)
     return resolve(workspace, request, segments, callbacks, grammar=grammar, begun=begun)
@@ -132,10 +132,8 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
     )
 
 
-def with_tools(request: Request) -> Request:
+def _with_tools(request: Request) -> Request:
     """Return the request with its tools in its conversation, and the grammar of a call if it must call one."""
-    if not request.tools:
-        return request
     conversation = request.conversation or asking(request.question, system=request.system)
     request = replace(request, conversation=replace(conversation, tools=tuple(request.tools)))
     if request.tool_choice == "auto":

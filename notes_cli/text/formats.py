@@ -15,7 +15,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -28,11 +28,10 @@ INSTALL = "Install what reads it: pip install 'notes-cli[documents]'"
 
 
 class Document(NamedTuple):
-    """The text of a document, and how many of its pages have none."""
+    """The text of a document, and a warning about it."""
 
     text: str
-    empty_pages: int = 0
-    pages: int = 0
+    warning: str = ""
 
 
 def read_document(data: bytes, suffix: str, source: str) -> Document | None:
@@ -81,7 +80,8 @@ def _pdf(data: bytes) -> Document:
         pages = [page.extract_text().strip() for page in reader.pages]
     except pypdf.errors.DependencyError as error:  # AES takes another library
         raise SkillError("is an encrypted PDF", "Save it without encryption") from error
-    return Document("\n\n".join(filter(None, pages)), pages.count(""), len(pages))
+    warning = f"{pages.count('')} of {len(pages)} pages have no text" if "" in pages else ""
+    return Document("\n\n".join(filter(None, pages)), warning)
 
 
 def _html(data: bytes | str) -> Document:
@@ -138,45 +138,22 @@ def _notebook(data: bytes) -> Document:
     for cell in notebook["cells"]:
         source = "".join(cell["source"]).strip()
         parts.append(f"```{language}\n{source}\n```" if source and cell.get("cell_type") == "code" else source)
-        outputs = ["".join(_printed(output)).strip() for output in cell.get("outputs", ())]
-        parts += [f"```\n{output}\n```" for output in outputs if output]
+        for output in cell.get("outputs", ()):
+            printed = "".join(output.get("text") or output.get("data", {}).get("text/plain", "")).strip()
+            parts.append(f"```\n{printed}\n```" if printed else "")
     return Document("\n\n".join(filter(None, parts)))
 
 
-def _printed(output: dict[str, Any]) -> str | list[str]:
-    """Return the text of a cell's output, in one string or in lines; empty for an image or an error."""
-    text: str | list[str] = output.get("text", output.get("data", {}).get("text/plain", ""))
-    return text
+def _office(data: bytes) -> Document:
+    raise SkillError("is an Office document of another kind, or with a password", "Save it as DOCX, without one")
 
 
-def _old_office(data: bytes) -> Document:
-    raise SkillError("is an old or encrypted Office document", "Save it as DOCX, without a password")
-
-
-def _rtf(data: bytes) -> Document:
-    raise SkillError("is an RTF document", "Save it as DOCX")
-
-
-class Format(NamedTuple):
-    """A format: how its files begin, suffixes that are enough, its name in messages, and what reads it."""
-
-    sign: re.Pattern[bytes]
-    suffixes: tuple[str, ...]
-    kind: str
-    read: Callable[[bytes], Document]
-
-
-_BEFORE_HTML = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.{0,1000}?-->\s*)?"
-FORMATS = (
-    Format(re.compile(rb"\s{0,1000}%PDF-"), (), "a PDF", _pdf),
-    Format(re.compile(rb"PK\x03\x04"), (), "an archive", _archive),
-    Format(
-        re.compile(_BEFORE_HTML + rb"<(?:!doctype\s+html|html)\b", re.I | re.S),
-        (".html", ".htm", ".xhtml"),
-        "an HTML page",
-        _html,
-    ),
-    Format(re.compile(rb'\s*\{\s*"(?=.*"nbformat")', re.S), (".ipynb",), "a notebook", _notebook),
-    Format(re.compile(rb"\xd0\xcf\x11\xe0"), (), "an Office document", _old_office),
-    Format(re.compile(rb"\{\\rtf"), (), "an RTF document", _rtf),
+_HTML = rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.{0,1000}?-->\s*)?<(?:!doctype\s+html|html)\b"
+# How files begin, suffixes that are enough, the name in messages, and what reads it.
+FORMATS: tuple[tuple[re.Pattern[bytes], tuple[str, ...], str, Callable[[bytes], Document]], ...] = (
+    (re.compile(rb"\s{0,1000}%PDF-"), (), "a PDF", _pdf),
+    (re.compile(rb"PK\x03\x04"), (), "an archive", _archive),
+    (re.compile(_HTML, re.I | re.S), (".html", ".htm", ".xhtml"), "an HTML page", _html),
+    (re.compile(rb'\s*\{\s*"(?=.*"nbformat")', re.S), (".ipynb",), "a notebook", _notebook),
+    (re.compile(rb"\xd0\xcf\x11\xe0|\{\\rtf"), (), "an Office document", _office),
 )

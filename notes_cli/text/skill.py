@@ -298,11 +298,9 @@ def _text_in(data: bytes, source: str, suffix: str = "") -> tuple[str, list[str]
 
     if len(data) > MAX_BYTES:
         raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
-    document = read_document(data, suffix, source)
-    if document is None:
+    if (document := read_document(data, suffix, source)) is None:
         return _decode(data, source), []
-    empty = f"{source}: {document.empty_pages} of {document.pages} pages have no text"
-    return document.text, [empty] if document.empty_pages else []
+    return document.text, [f"{source}: {document.warning}"] if document.warning else []
 
 
 def _decode(data: bytes, source: str) -> str:
