@@ -27,8 +27,15 @@ if TYPE_CHECKING:
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.engine.segment import Segment
     from notes_cli.errors import (
+        CompilingError,
+        ContextLengthError,
+        DamagedError,
         EngineError,
+        GrammarError,
+        HeldSessionError,
+        ImageError,
         ModelError,
+        NewerError,
         NotesError,
         Notice,
         SegmentError,
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
         SkillError,
         TakenError,
         UnsupportedError,
+        UnwritableError,
     )
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import EditReport, Report, SessionReport
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.request import Answer, Callbacks, Prefilled, Request, Text
     from notes_cli.sessions.edits import Removed
     from notes_cli.sessions.state import Entry
+    from notes_cli.text.messages import ToolCall
     from notes_cli.text.skill import Skill, load_skill
 
 _MODULES = {
@@ -55,8 +64,9 @@ _MODULES = {
     "engine.sampler": ("SamplerOptions",),
     "engine.segment": ("Segment",),
     "errors": (
-        *("EngineError", "ModelError", "NotesError", "Notice", "SegmentError"),
-        *("SessionError", "SkillError", "TakenError", "UnsupportedError"),
+        *("CompilingError", "ContextLengthError", "DamagedError", "EngineError", "GrammarError", "HeldSessionError"),
+        *("ImageError", "ModelError", "NewerError", "NotesError", "Notice", "SegmentError"),
+        *("SessionError", "SkillError", "TakenError", "UnsupportedError", "UnwritableError"),
     ),
     "measure.speed": ("Benching", "Speed"),
     "measure.verify": ("EditReport", "Report", "SessionReport"),
@@ -64,44 +74,15 @@ _MODULES = {
     "runtime.request": ("Answer", "Callbacks", "Prefilled", "Request", "Text"),
     "sessions.edits": ("Removed",),
     "sessions.state": ("Entry",),
+    "text.messages": ("ToolCall",),
     "text.skill": ("Skill", "load_skill"),
 }
-__all__ = [
-    "Answer",
-    "Benching",
-    "Callbacks",
-    "Compiled",
-    "ContextOptions",
-    "Decision",
-    "EditReport",
-    "EngineError",
-    "Entry",
-    "Imported",
-    "Method",
-    "Model",
-    "ModelError",
-    "NotesError",
-    "Notice",
-    "Paths",
-    "Prefilled",
-    "Removed",
-    "Report",
-    "Request",
-    "SamplerOptions",
-    "Segment",
-    "SegmentError",
-    "Session",
-    "SessionError",
-    "SessionReport",
-    "Skill",
-    "SkillError",
-    "Speed",
-    "TakenError",
-    "Text",
-    "UnsupportedError",
-    "load_skill",
-    "open",
-]
+__all__ = ["Answer", "Benching", "Callbacks", "Compiled", "CompilingError", "ContextLengthError", "ContextOptions"]
+__all__ += ["DamagedError", "Decision", "EditReport", "EngineError", "Entry", "GrammarError", "HeldSessionError"]
+__all__ += ["ImageError", "Imported", "Method", "Model", "ModelError", "NewerError", "NotesError", "Notice", "Paths"]
+__all__ += ["Prefilled", "Removed", "Report", "Request", "SamplerOptions", "Segment", "SegmentError", "Session"]
+__all__ += ["SessionError", "SessionReport", "Skill", "SkillError", "Speed", "TakenError", "Text", "ToolCall"]
+__all__ += ["UnsupportedError", "UnwritableError", "load_skill", "open"]
 
 
 def __getattr__(name: str) -> object:

@@ -33,6 +33,7 @@ from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Ca
 from notes_cli.runtime.resolve import parse_method
 from notes_cli.runtime.synchronized import Computing, check_keywords, checked, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.messages import Conversation, message_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., object])
+Question = str | Request | Sequence[Mapping[str, Any]]  # the last: messages of OpenAI's API
 
 
 def with_question_options(method: F) -> F:
@@ -178,7 +180,7 @@ class _AsyncMethods:
 
     @with_question_options
     async def aask(
-        self: _Streaming, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
+        self: _Streaming, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
     ) -> Answer:
         """Answer one question as `ask` does, in the model's worker thread, where concurrent calls queue and callbacks
         run. Cancelling the task cancels the generation; a session does not keep the turn. Options as in `Model.ask`."""
@@ -190,7 +192,7 @@ class _AsyncMethods:
 
     @with_question_options
     async def astream(
-        self: _Streaming, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
+        self: _Streaming, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
     ) -> AsyncGenerator[str, None]:
         """Yield the text as `stream` does, for `async for`; `callbacks.on_event` gets the Answer. Options as in
         `Model.ask`."""
@@ -359,17 +361,25 @@ class Model(_AsyncMethods):
         (segment,) = open_segments(self.workspace, [name], NO_CALLBACKS.on_event)
         return segment
 
+    @property
+    def skills(self) -> dict[str, str]:
+        """The description of each skill that is compiled for this model, by name."""
+        compiled = [entry.info for entry in self.workspace.library.entries() if entry.info]
+        return {one.name: one.description for one in compiled if one.identity == self.workspace.identity}
+
     # Questions.
 
     @synchronized
     @with_question_options
-    def ask(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
+    def ask(self, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
         """Answer one question: splice the skills, decode the rest of the prompt, generate.
 
         Return an Answer: `str(answer)` is its text, `answer.choice` the preferred one of `choices`, `answer.counts` the
-        tokens spliced and decoded. `callbacks` get notices, progress and streamed text. `question` may be a Request,
-        whose options are the defaults. Raises NotesError for options that do not fit this model or its skills, such as
-        an unknown field, and ContextLengthError for a prompt that is too long.
+        tokens spliced and decoded, `answer.calls` the tools that it calls. `callbacks` get notices, progress and
+        streamed text. `question` may be a Request, whose options are the defaults, or a list of messages as OpenAI's
+        API has them, to which `answer.message` and the results of its calls are appended. Raises NotesError for options
+        that do not fit this model or its skills, such as an unknown field, and ContextLengthError for a prompt that is
+        too long.
 
         Options:
         """
@@ -377,7 +387,7 @@ class Model(_AsyncMethods):
 
     @synchronized_steps
     @with_question_options
-    def stream(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
+    def stream(self, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
         """Yield the answer's text as it is generated, or the choice at once, and return the Answer. Nothing is computed
         before the first `next`; closing the generator cancels the generation. Options as in `ask`."""
         return ask_stream(self.workspace, _request(question, how), callbacks)
@@ -386,7 +396,7 @@ class Model(_AsyncMethods):
     @with_question_options
     def ask_many(
         self,
-        questions: Iterable[str | Request | NotesError],
+        questions: Iterable[Question | NotesError],
         *,
         parallel: int = PARALLEL,
         callbacks: Callbacks = NO_CALLBACKS,
@@ -412,9 +422,7 @@ class Model(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def explain(
-        self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
-    ) -> Prefilled:
+    def explain(self, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Prefilled:
         """Return the plan of a prompt without computing it: its pieces, and whether each would be spliced or decoded
         and why. Options as in `ask`."""
         return explain(self.workspace, _request(question, how), callbacks)
@@ -572,14 +580,14 @@ class Session(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def ask(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
+    def ask(self, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
         """Answer the next question and save the turn. Options as in `Model.ask`. Raises SessionError for `fields`,
         `system`, `place`, `recompute`, `decode` or `exact` after the first turn."""
         return self._session.ask(_request(question, how), callbacks)
 
     @synchronized_steps
     @with_question_options
-    def stream(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
+    def stream(self, question: Question, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
         """Yield the answer's text as it is generated, and return the Answer. The turn is saved when the answer is
         complete, not if the generator is closed before. Options as in `ask`."""
         return self._session.stream(_request(question, how), callbacks)
@@ -669,11 +677,16 @@ def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | 
     return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
 
 
-def _request(question: str | Request, how: Asking) -> Request:
+def _request(question: Question, how: Asking) -> Request:
     """Return the request with these options. Raises NotesError for an unknown edit method, and for sampling options
     that are given twice."""
-    request = question if isinstance(question, Request) else Request(question)
     options: Any = {**how}
+    if isinstance(question, str | Request):
+        request = question if isinstance(question, Request) else Request(question)
+    elif options.get("system") is not None:
+        raise NotesError("system and messages are both given", "Write the system text as the first message")
+    else:
+        request = Request("", conversation=Conversation(tuple(map(message_of, question))))
     sampling = {name: options.pop(name) for name in _SAMPLING if name in options}
     if options.get("sampling") is None:
         options["sampling"] = request.sampling

@@ -11,5 +11,7 @@ else:
     import tomli as tomllib
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-extras = [one for name in ("dev", "images", "pull", "serve") for one in project["optional-dependencies"][name]]
+extras = [
+    one for name in ("dev", "documents", "images", "pull", "serve") for one in project["optional-dependencies"][name]
+]
 print(*project["dependencies"], *(one for one in extras if not one.startswith("notes-cli")), sep="\n")

@@ -21,6 +21,7 @@ from samples import SAMPLES
 
 import notes_cli as notes
 from bench import readme
+from notes_cli import errors
 from notes_cli.engine.interrupts import Cancelled, Stop
 from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, SkillError, TakenError
@@ -410,6 +411,44 @@ def test_a_closed_model_is_said_to_be(home: Path) -> None:
 
     for found in run(work):
         assert isinstance(found, NotesError)
+
+
+def test_all_errors_are_exported() -> None:
+    """But for those of stdout."""
+    raised = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, NotesError)}
+    assert raised - {"OutputError", "UnreadError"} <= set(notes.__all__)
+
+
+def test_an_agent_calls_tools(model: notes.Model, returns: notes.Segment) -> None:
+    """Calls come with id and arguments, and are no text; skills and errata are placed as with a question."""
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("clock", "other")]
+    asked: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": QUESTION}]
+    how: dict[str, Any] = {"splice": [returns], "tools": tools, "errata": ["date=2026-07-01", "Note: closed."]}
+    answer = model.ask(asked, tool_choice="clock", **how)
+    (call,) = answer.calls
+    assert (call.name, dict(call.arguments), str(answer)) == ("clock", {}, "")
+    result = {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "12:00"}]}
+    told = model.ask([*asked, answer.message, result], choices=CHOICES, **how)
+    assert told.choice in CHOICES and not told.calls
+    kinds = dict.fromkeys(piece.kind for piece in told.pieces if piece.kind != "text")
+    assert [*kinds] == ["splice", "erratum", "question", "call", "result"]
+    assert told.counts.spliced >= len(returns) - 1 and returns.name in model.skills
+    assert model.explain(QUESTION, tools=tools, system="Be kind.").counts.total > 20
+    for wrong, says in (
+        ([{"content": "x"}], "is no message of texts and tool calls"),
+        ([{"role": "user", "content": 3}], "is no message"),
+        ([{"role": "system", "content": "x"}], "the messages have no question"),
+    ):
+        with pytest.raises(NotesError, match=says):
+            model.ask(wrong, splice=[returns])
+    for more, says in (
+        ({"tool_choice": "none"}, "there is no tool 'none' to call"),
+        ({"system": "x"}, "system and messages are both given"),
+    ):
+        with pytest.raises(NotesError, match=says):
+            model.ask(asked, tools=tools, **more)
+    with model.session("agent") as session, pytest.raises(notes.SessionError, match="Compile a set of tools"):
+        session.ask(QUESTION, tools=tools)
 
 
 def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.Segment, home: Path) -> None:

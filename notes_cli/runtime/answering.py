@@ -212,6 +212,7 @@ def generate_task(
     tools = allowed_calls(workspace, request, talk) if talk and talk.tools else None
     calls = tools and tools.stream()
     first: list[float] = []
+    texts: list[str] = []  # of the answer, without its calls
 
     def tokens() -> tuple[Token, ...]:
         return recorder.take() if recorder else ()
@@ -219,6 +220,7 @@ def generate_task(
     def on_text(text: str) -> None:
         if text := calls.feed(text) if calls else text:
             first.append(time.perf_counter())
+            texts.append(text)
             callbacks.on_event(Text(text, index, tokens=tokens()))
 
     def on_reasoning(text: str) -> None:
@@ -262,10 +264,11 @@ def generate_task(
     found: tuple[ToolCall, ...] = ()
     if calls:
         rest, found = calls.end(cut=reply.stopped != "end")
+        texts.append(rest)
         if rest:
             callbacks.on_event(Text(rest, index, tokens=tokens()))
     return Answer(
-        reply.text,
+        "".join(texts).strip() if found else reply.text,
         reply.tokens,
         settings,
         prefilled.counts,

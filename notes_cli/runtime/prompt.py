@@ -15,7 +15,16 @@ from notes_cli.runtime.place import Corrections, Policy, place
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, Known, Reference, known_fields, resolve_values
 from notes_cli.text.keys import listed
-from notes_cli.text.messages import Conversation, SkillPart, asking, check_once, results_of
+from notes_cli.text.messages import (
+    Conversation,
+    ErratumPart,
+    SkillPart,
+    asking,
+    check_once,
+    question_at,
+    results_of,
+    with_skills,
+)
 from notes_cli.text.prompt import Chunk, build, next_turn
 from notes_cli.text.template import ChatTemplate
 
@@ -32,7 +41,6 @@ class Prompt:
     errata: Sequence[Erratum] = ()
     system: str | None = None
     wording: str | None = None
-    turns: Sequence[tuple[str, str]] = field(default=())
     # Of fields that have others now, brought in by `method`, by a reference to each (text/keys.py).
     fields: Mapping[str, str] = field(default_factory=dict)
     known: Known | None = None  # the fields of the segments
@@ -42,7 +50,8 @@ class Prompt:
     # skills to decode instead of splicing, so that they attend to everything before them
     decoded: frozenset[str] = frozenset()
     think: bool = False  # the prompt ends where reasoning begins (runtime/generate.py continues)
-    # Replaces question, system text, turns, place and errata: messages with parts, tools, calls and results.
+    # Replaces question and system text: messages with tools, calls and results. Skills and errata that are parts
+    # of them stay there; else they are placed as with a question.
     conversation: Conversation | None = None
     seam: int = DEFAULT_SEAM
     splice: bool = True  # False: decode the same tokens, the full prefill that everything is compared with
@@ -87,23 +96,20 @@ class Prompt:
     def placed(self) -> tuple[Conversation, Corrections]:
         """The conversation with its errata, and its corrections. The method's are those of new values. Raises
         NotesError for a conversation with other skills than the prompt."""
-        if self.conversation:
+        if self.conversation and (_has_skills(self.conversation) or not (self.segments or self.errata)):
             _check_conversation(self, self.conversation)
             return self.conversation, Corrections()
-        conversation = asking(
-            self.question,
-            system=self.system,
-            skills=[segment.name for segment in self.segments if segment.name not in self.shown],
-            images=[segment.name for segment in self.segments if segment.name in self.shown],
-            turns=self.turns,
-            place=self.place,
-        )
+        conversation = self.conversation or asking(self.question, system=self.system)
+        skills = [segment.name for segment in self.segments if segment.name not in self.shown]
+        images = [segment.name for segment in self.segments if segment.name in self.shown]
+        messages = with_skills(conversation.messages, skills, place=self.place, images=images)
+        at = question_at(messages) + 1
         errata = [*(reference.erratum(value) for reference, value in self.values), *self.errata]
         edits = self.segments if self.fields and self.method.edits_rows else ()
         states = self.method.appends_erratum or not self.fields
         policy = Policy({segment.name for segment in edits if not segment.media}, states, wording=self.wording)
-        messages, corrections = place(conversation.messages, self.segments, errata, policy=policy, known=self.known)
-        return replace(conversation, messages=messages), corrections
+        asked, corrections = place(messages[:at], self.segments, errata, policy=policy, known=self.known)
+        return replace(conversation, messages=(*asked, *messages[at:])), corrections
 
 
 def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
@@ -111,6 +117,10 @@ def chunks_of(workspace: Workspace, prompt: Prompt) -> list[Chunk]:
     for a conversation with other skills than the prompt."""
     template = workspace.thinking_template if prompt.think else workspace.template
     return build(template, prompt.placed[0])
+
+
+def _has_skills(conversation: Conversation) -> bool:
+    return any(isinstance(part, SkillPart | ErratumPart) for one in conversation.messages for part in one.parts)
 
 
 def _check_conversation(prompt: Prompt, conversation: Conversation) -> None:

@@ -65,8 +65,10 @@ class Request:
     exact: Reuse K/V only where it equals that of a full prefill of the prompt, and decode the rest.
     stops: Texts that end the answer, without being part of it.
     likely: Log-probabilities of the answer's tokens, with so many alternatives to each; None: none.
+    tools: Functions that the answer may call, each as OpenAI's API, MCP or Anthropic's API defines them.
+    tool_choice: "auto", "required", or the name of the tool that the answer must call.
     conversation: Messages (text/messages.py) in place of question and system text, also tools and the beginning of the
-        answer. Its SkillParts name `splice`, its ErratumParts are the errata.
+        answer. Its SkillParts name `splice`, its ErratumParts are the errata; without any they are placed as usual.
     allowed: The tools of the conversation that may be called; none named: all.
     call_grammar: Grammar of a call that the model may begin; None: calls are unconstrained.
     must_call: `grammar` is that of a call.
@@ -97,13 +99,15 @@ class Request:
     memory: SkillRef | None = None
     stops: Sequence[str] = ()
     likely: int | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str = "auto"
     conversation: Conversation | None = None
     allowed: Sequence[Mapping[str, Any]] = ()
     call_grammar: str | None = None
     must_call: bool = False
 
     def __post_init__(self) -> None:
-        freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results", "stops", "allowed")
+        freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results", "stops", "tools", "allowed")
         for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
             if count < 0:
                 raise NotesError(f"{name} must be a number of tokens, not {count!r}")
@@ -143,6 +147,8 @@ class Asking(TypedDict, total=False):
     results: Sequence[tuple[str, str]]
     stops: Sequence[str]
     likely: int | None
+    tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
     conversation: Conversation | None
     seam: int | None
     place: str | None
@@ -250,6 +256,15 @@ class Answer:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer with its calls as a message of OpenAI's API."""
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+            for call in self.calls
+        ]
+        return {"role": "assistant", "content": self.text, **({"tool_calls": calls} if calls else {})}
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."

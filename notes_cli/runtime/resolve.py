@@ -41,6 +41,7 @@ from notes_cli.text.erratum import (
     wording_form,
 )
 from notes_cli.text.keys import listed
+from notes_cli.text.messages import asking
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -64,6 +65,7 @@ def resolve_request(workspace: Workspace, request: Request, callbacks: Callbacks
     begun = time.perf_counter()
     if request.results:
         raise SessionError("results of tools go with a session, whose last answer has called them")
+    request = _with_tools(request) if request.tools else request
     grammar = constraint_of(workspace, request)
     segments = open_requested(workspace, request, callbacks, dry=dry)
     return resolve(workspace, request, segments, callbacks, grammar=grammar, begun=begun)
@@ -128,6 +130,19 @@ def _prompt(request: Request, segments: Sequence[Segment], settings: Settings, k
         strict=request.strict,
         exact=request.exact,
     )
+
+
+def _with_tools(request: Request) -> Request:
+    """Return the request with its tools in its conversation, and the grammar of a call if it must call one."""
+    conversation = request.conversation or asking(request.question, system=request.system)
+    request = replace(request, conversation=replace(conversation, tools=tuple(request.tools)))
+    if request.tool_choice == "auto":
+        return request
+    from notes_cli.text.schema import calls_grammar
+    from notes_cli.text.tools import parameters_of, strict_ones
+
+    parameters = parameters_of(request.tools, "" if request.tool_choice == "required" else request.tool_choice)
+    return replace(request, grammar=calls_grammar(parameters, strict_ones(request.tools)), must_call=True)
 
 
 def constraint_of(workspace: Workspace, request: Request) -> str | None:

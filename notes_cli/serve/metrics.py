@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -79,6 +80,7 @@ def render_metrics(metrics: Metrics, gauges: dict[str, float]) -> bytes:
 
 
 POLLED = ("/health", "/metrics")  # paths that monitors request all the time
+LONGEST_ERROR = 10_000  # bytes of an error's body that are read
 COUNTS = "counts"  # key of the request's state: a function that returns a text about tokens
 
 
@@ -90,12 +92,14 @@ def access_log(app: ASGIApp, left_out: Sequence[str]) -> ASGIApp:
         if scope["type"] != "http" or scope["path"] in left_out:
             await app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 499  # the client is gone
+        began, status, error = time.perf_counter(), 499, b""  # 499: the client is gone
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, error
             if message["type"] == "http.response.start":
                 status = message["status"]
+            elif status >= 400:
+                error = (error + message.get("body", b""))[:LONGEST_ERROR]
             await send(message)
 
         try:
@@ -103,9 +107,19 @@ def access_log(app: ASGIApp, left_out: Sequence[str]) -> ASGIApp:
         finally:
             milliseconds = round(1000 * (time.perf_counter() - began))
             counts = scope.get("state", {}).get(COUNTS, str)()
-            output.say(f"{scope['method']} {scope['path'][:200]} {status}, {counts}{milliseconds:,} ms")
+            why = f": {why}" if (why := _message_in(error)) else ""
+            output.say(f"{scope['method']} {scope['path'][:200]} {status}, {counts}{milliseconds:,} ms{why}")
 
     return logged
+
+
+def _message_in(error: bytes) -> str:
+    """Return the beginning of the message of an error's body, in the form of any API; "" without one."""
+    try:
+        found = json.loads(error)["error"]
+        return str(found["message"] if isinstance(found, dict) else found)[:200]
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def counts_of(replies: Sequence[Reply]) -> str:

@@ -67,7 +67,7 @@ MOST_STOPS = 16
 OTHER_KEYS = {  # options of Request that notes.ask has no keys for: messages, other keys, and the answer's form
     *("question", "system", "images", "results", "splice", "errata", "memory", "recompute", "exact"),
     *("think", "max_think", "max_tokens", "sampling", "json_schema", "grammar", "stops", "likely"),
-    *("conversation", "allowed", "call_grammar", "must_call"),
+    *("conversation", "tools", "tool_choice", "allowed", "call_grammar", "must_call"),
 }
 LONGEST_STOP = 1000  # characters, as each is searched for after every token
 MOST_ANSWERS = 256  # choices of notes.ask

@@ -101,8 +101,9 @@ class Session(SessionKV, AbstractContextManager["Session"]):
                 f"session {self.stored.name} has begun: system text, place, recompute, exact and decode belong to its "
                 "first turn, and fields are changed by edits"
             )
-        if request.conversation or request.stops:
-            raise SessionError("messages and stops do not go with a session: it has its own, and keeps whole answers")
+        if request.conversation or request.stops or request.tools:
+            what = "messages, tools and stops do not go with a session: it has its own, and keeps whole answers"
+            raise SessionError(what, "Compile a set of tools and splice it" if request.tools else None)
         if request.results:
             self._check_results(request)
         grammar = constraint_of(self.workspace, request)

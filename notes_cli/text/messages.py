@@ -282,22 +282,56 @@ def asking(
     images that come with the question, in its message. Raises NotesError for another place, and for a skill that is
     named twice.
     """
-    check_once((*skills, *images))
-    if place not in PLACES:
-        raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
-    skill_parts: tuple[Part, ...] = tuple(map(SkillPart, skills))
-    early: tuple[Part, ...] = () if place == "late" else skill_parts
-    late: tuple[Part, ...] = skill_parts if place == "late" else ()
-    last = (*late, *map(SkillPart, images), TextPart(question))
-    text = [TextPart(system)] if system and system.strip() else []
-    head = Message("system", (*text, *early))
+    head = [Message("system", (TextPart(system),))] if system and system.strip() else []
     earlier = [
         message
         for asked, answer in turns
         for message in (user_message(asked), Message("assistant", (TextPart(answer),)))
     ]
-    messages = [*([head] if head.parts else []), *earlier, Message("user", last)]
-    return Conversation(tuple(messages))
+    messages = (*head, *earlier, user_message(question))
+    return Conversation(with_skills(messages, skills, place=place, images=images))
+
+
+def with_skills(
+    messages: Sequence[Message], skills: Sequence[str], *, place: str = "early", images: Sequence[str] = ()
+) -> tuple[Message, ...]:
+    """Return the messages with skills and images, as in `asking`; the question is the last message of the user. Raises
+    NotesError without one, too."""
+    check_once((*skills, *images))
+    if place not in PLACES:
+        raise NotesError(f"no place {place!r}", f"Choose {' or '.join(PLACES)}")
+    early, late = (skills, ()) if place == "early" else ((), skills)
+    head = [messages[0]] if messages[0].role == "system" else []
+    rest = [*messages[len(head) :]]
+    at = question_at(rest)
+    rest[at] = replace(rest[at], parts=(*map(SkillPart, (*late, *images)), *rest[at].parts))
+    if early:
+        head = [Message("system", (*(part for message in head for part in message.parts), *map(SkillPart, early)))]
+    return (*head, *rest)
+
+
+def question_at(messages: Sequence[Message]) -> int:
+    """Return the place of the user's last message. Raises NotesError without one."""
+    places = [number for number, message in enumerate(messages) if message.role == "user"]
+    if not places:
+        raise NotesError("the messages have no question: none of them is the user's")
+    return places[-1]
+
+
+def message_of(data: Mapping[str, Any]) -> Message:
+    """Return a message of texts and tool calls from its form in OpenAI's API. Raises NotesError."""
+    try:
+        content, calls = data.get("content") or "", []
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        for call in data.get("tool_calls") or ():
+            arguments = call["function"]["arguments"]
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            calls.append(ToolCall(call["id"], call["function"]["name"], arguments))
+        parts = tuple(map(TextPart, texts))
+        return Message(data["role"], parts, tuple(calls), data.get("tool_call_id", ""))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{data!r:.80} is no message of texts and tool calls as OpenAI's API has them"
+        raise NotesError(what, "Write {'role': 'user', 'content': '...'}") from error
 
 
 def check_once(names: Sequence[str]) -> None:

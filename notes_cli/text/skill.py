@@ -30,14 +30,9 @@ from notes_cli.text.pictures import Link, Shown, find_images, load_images
 MAX_BYTES = 64 << 20  # more than any context holds; a model file is refused unread
 MAX_DESCRIPTION = 1024
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
-FORMATS = (  # the beginning of files with a text in another form, and a program that takes it out
-    (re.compile(rb"%PDF-"), "a PDF", "pdftotext"),
-    (re.compile(rb"PK\x03\x04"), "a DOCX, an EPUB or another archive", "pandoc"),
-    (re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype\s+html|html)\b", re.I), "an HTML page", "pandoc"),
-    (re.compile(rb'\s*\{\s*"(?=.*"nbformat")', re.S), "a notebook", "jupyter nbconvert"),
-)
 SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, decoded with surrogateescape
-TEXTS = (".md", ".markdown", ".txt")  # compiled from folders without SKILL.md
+# Compiled from folders without SKILL.md.
+TEXTS = (".md", ".markdown", ".txt", ".pdf", ".html", ".htm", ".docx", ".epub", ".ipynb")
 SETTLED = 2.0  # seconds: within a tick of a coarse clock a file may change and keep its size and times
 
 # References to files: [text](target), and paths into the usual folders of Agent Skills.
@@ -109,8 +104,9 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
     if looks_like_image(data) or path.suffix.lower() in SUFFIXES:
         return replace(read_image(data, names.spelt(path), name or path.stem), stamp=stamp)
     folder = names.typed(path.absolute().parent.name) if path.name.lower() == "skill.md" else ""
-    skill = parse_skill(_decode(data, str(path)), source=names.spelt(path), default=folder or path.stem, name=name)
-    skill = replace(skill, stamp=stamp)
+    text, warnings = _text_in(data, str(path), path.suffix)
+    skill = parse_skill(text, source=names.spelt(path), default=folder or path.stem, name=name)
+    skill = replace(skill, stamp=stamp, warnings=(*warnings, *skill.warnings))
     if folder and not name and skill.name != folder:
         warning = f"{path}: the name {skill.name!r} differs from its folder {folder!r}"
         skill = replace(skill, warnings=(*skill.warnings, warning))
@@ -129,7 +125,9 @@ def _read_pipe(pipe: BinaryIO, where: str, name: str | None) -> Skill:
     data = pipe.read(MAX_BYTES + 1)
     if looks_like_image(data):
         return read_image(data, "-", name or "stdin")
-    return parse_skill(_decode(data, where), source="-", default="stdin", name=name, where=where)
+    text, warnings = _text_in(data, where)
+    skill = parse_skill(text, source="-", default="stdin", name=name, where=where)
+    return replace(skill, warnings=(*warnings, *skill.warnings))
 
 
 def read_image(data: bytes, source: str, name: str) -> Skill:
@@ -294,14 +292,20 @@ def _valid_name(wanted: str, source: str) -> str:
     return name
 
 
-def _decode(data: bytes, source: str) -> str:
+def _text_in(data: bytes, source: str, suffix: str = "") -> tuple[str, list[str]]:
+    """Return the text of a file, and warnings. `suffix`: of its name."""
+    from notes_cli.text.formats import read_document  # not needed to splice
+
     if len(data) > MAX_BYTES:
         raise SkillError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Is it a text?")
+    if (document := read_document(data, suffix, source)) is None:
+        return _decode(data, source), []
+    return document.text, [f"{source}: {document.warning}"] if document.warning else []
+
+
+def _decode(data: bytes, source: str) -> str:
     if data.startswith(b"GGUF"):
         raise SkillError(f"{source} is a GGUF file, as models and compiled skills are, and no text")
-    for sign, kind, program in FORMATS:
-        if sign.match(data):
-            raise SkillError(f"{source} is {kind}, and no text", f"Take its text out first, as by {program}")
     if data.startswith(UTF16):
         try:
             return data.decode("utf-16")

@@ -66,6 +66,16 @@ def test_the_defaults_of_the_model_hold(notes: Notes, compiled: Path, model: Pat
     assert shown[-1].startswith("method recompute: the default of this model")
 
 
+def test_a_model_without_a_chat_template_is_reported(notes: Notes, make_model: Callable[..., Path]) -> None:
+    """Else an instruct model answers badly, and nobody knows why."""
+    model = make_model("llama", template=None)
+    for words in (("ask", "Why?", "-n", 1), ("ask", "Why?", "--explain")):
+        assert f"{model.name} has no chat template: it is asked as Question" in notes(*words, "-m", model).err
+        assert "template" not in notes(*words).err
+    assert "chat template      none: it is asked as Question" in notes("doctor", "-m", model).out
+    assert "chat template" not in notes("doctor").out
+
+
 def test_explain_computes_nothing(
     notes: Notes, compiled: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

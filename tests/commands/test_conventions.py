@@ -156,7 +156,8 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 ONE = {"errata": "erratum", "fields": "field", "images": "image", "results": "result"}  # a repeatable option is of one
 ALIKE = {  # an argument; options each; of Python and HTTP alone
-    *("question", "sampling", "conversation", "stops", "likely", "allowed", "call_grammar", "must_call")
+    *("question", "sampling", "conversation", "stops", "likely", "allowed", "call_grammar", "must_call", "tools"),
+    "tool_choice",
 }
 
 

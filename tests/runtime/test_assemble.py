@@ -21,7 +21,16 @@ from notes_cli.runtime.prompt import DEFAULT_SEAM, Prompt, rendered
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
-from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
+from notes_cli.text.messages import (
+    Conversation,
+    ErratumPart,
+    Message,
+    SkillPart,
+    TextPart,
+    ToolCall,
+    asking,
+    user_message,
+)
 from notes_cli.text.skill import Skill, load_skill
 
 from ..conftest import MakeWorkspace
@@ -137,7 +146,8 @@ def test_placed_late(
     workspace = make_workspace(**settings)
     segment = compile_skill(workspace, skill)
     errata = [Erratum("date", "2026-07-01", "date=2026-07-01")]
-    prompt = Prompt("Why?", [segment], errata, "Be kind.", turns=turns, place="late")
+    conversation = asking("Why?", system="Be kind.", turns=turns)
+    prompt = Prompt("", [segment], errata, conversation=conversation, place="late")
     full = assemble(workspace, prompt, splice=False)
     wanted, ids = full.logits(), full.tokens.tolist()
     text = workspace.model.text(full.tokens)

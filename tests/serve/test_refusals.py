@@ -337,7 +337,8 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
 
 
 def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
-    """A line per new key that is ignored, and one per request with its tokens; none for what monitors request."""
+    """A line per new key that is ignored, and one per request with its tokens, or why it was refused; none for what
+    monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         capfd.readouterr()  # the last line of the server before
         for _ in range(2):
@@ -353,10 +354,11 @@ def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd:
     log = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines()]
     assert [line for line in log if "ignored" in line] == ["ignored: n_keep, min_keep", "ignored: priority"]
     requests = [re.sub(r"\(\d+ reused", "(R reused", line) for line in log if line.startswith(("POST", "GET"))]
+    requests = [line.partition(". There are /health")[0] for line in requests]
     assert sorted(requests) == [  # a stream's line may come after that of the next request
-        "GET /v1/none 404, N ms",
+        "GET /v1/none 404, N ms: there is no '/v1/none' here",
         *["POST /v1/chat/completions 200, prompt 13 tokens (R reused, N ms), answer 1, N ms"] * 2,
-        "POST /v1/chat/completions 400, N ms",
+        "POST /v1/chat/completions 400, N ms: Unknown parameter: 'documents'.",
         "POST /v1/completions 200, prompt 1 tokens (R reused, N ms), answer 1, N ms",
         "POST /v1/messages 200, prompt 13 tokens (R reused, N ms), answer 1, N ms",
     ]

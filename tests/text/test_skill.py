@@ -80,27 +80,6 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | byt
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("a.pdf", b"%PDF-1.4\n1 0 obj\n<<>>\nendobj\n", "is a PDF, and no text.*pdftotext"),
-        ("a.txt", b"PK\x03\x04word", "DOCX, an EPUB or another archive.*pandoc"),
-        ("a.html", b"\xef\xbb\xbf \n<!DOCTYPE html><script>x</script>", "is an HTML page.*pandoc"),
-        ("a.md", b"<html lang=en><body>Hi", "is an HTML page"),
-        ("a.ipynb", b'{\n "cells": [{"source": ["# T"]}],\n "nbformat": 4}', "is a notebook.*nbconvert"),
-        ("a.bin", b"abc\0def: 1\n", "is no text: byte 3 is 0"),
-    ],
-)
-def test_files_of_other_forms_are_refused(tmp_path: Path, name: str, data: bytes, says: str) -> None:
-    """With a program that takes the text out; their source would be compiled."""
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(SkillError, match=f"(?s){says}"):
-        load_skill(tmp_path / name)
-    for text in (b"<b>Fee</b>: 12", b'{"cells": 3}', "12\u0000"[:2].encode("utf-16")):  # a text
-        (tmp_path / name).write_bytes(text)
-        assert load_skill(tmp_path / name).text
-
-
 def test_a_folder_in_another_form_of_unicode(tmp_path: Path) -> None:
     """As macOS has it: the same name."""
     folder = tmp_path / "cafe\u0301"
