@@ -77,12 +77,51 @@ _MODULES = {
     "text.messages": ("ToolCall",),
     "text.skill": ("Skill", "load_skill"),
 }
-__all__ = ["Answer", "Benching", "Callbacks", "Compiled", "CompilingError", "ContextLengthError", "ContextOptions"]
-__all__ += ["DamagedError", "Decision", "EditReport", "EngineError", "Entry", "GrammarError", "HeldSessionError"]
-__all__ += ["ImageError", "Imported", "Method", "Model", "ModelError", "NewerError", "NotesError", "Notice", "Paths"]
-__all__ += ["Prefilled", "Removed", "Report", "Request", "SamplerOptions", "Segment", "SegmentError", "Session"]
-__all__ += ["SessionError", "SessionReport", "Skill", "SkillError", "Speed", "TakenError", "Text", "ToolCall"]
-__all__ += ["UnsupportedError", "UnwritableError", "load_skill", "open"]
+__all__ = [
+    "Answer",
+    "Benching",
+    "Callbacks",
+    "Compiled",
+    "CompilingError",
+    "ContextLengthError",
+    "ContextOptions",
+    "DamagedError",
+    "Decision",
+    "EditReport",
+    "EngineError",
+    "Entry",
+    "GrammarError",
+    "HeldSessionError",
+    "ImageError",
+    "Imported",
+    "Method",
+    "Model",
+    "ModelError",
+    "NewerError",
+    "NotesError",
+    "Notice",
+    "Paths",
+    "Prefilled",
+    "Removed",
+    "Report",
+    "Request",
+    "SamplerOptions",
+    "Segment",
+    "SegmentError",
+    "Session",
+    "SessionError",
+    "SessionReport",
+    "Skill",
+    "SkillError",
+    "Speed",
+    "TakenError",
+    "Text",
+    "ToolCall",
+    "UnsupportedError",
+    "UnwritableError",
+    "load_skill",
+    "open",
+]
 
 
 def __getattr__(name: str) -> object:

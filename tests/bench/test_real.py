@@ -26,9 +26,7 @@ def test_the_pages_show_what_was_measured(path: Path) -> None:
 
 
 def test_the_pages_have_the_tables() -> None:
-    readme, findings = (
-        (report.ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/findings.md")
-    )
+    readme, findings = ((report.ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/findings.md"))
     assert "<!-- real: summary -->\n| " in readme
     assert all(f"<!-- real: {name} -->\n| " in findings for name in report.TABLES)
     assert readme.count("\n") <= 180
