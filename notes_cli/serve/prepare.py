@@ -260,6 +260,7 @@ def _prepare_chat(
     """Prepare messages: place the skills of these names, and match skills' texts in messages with these roles."""
     workspace, cache = state.workspace, state.segment_cache
     think = requests_reasoning(workspace, request.options.think, request.options.max_think)
+    request = replace(request, messages=workspace.reasoning.without_thoughts(workspace.template, request.messages))
     digests = prefix_digests(request)
     earlier, known = state.conversations.find(request, digests)
     texts_of = [message.parts for message in request.messages if message.role in roles]
