@@ -245,7 +245,7 @@ def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
         constants = _constants(skill)
-        longest = max(constants, key=len)
+        longest = max("\n".join(constants).split("\n"), key=len)
         with_it = [slot for slot in slots if longest in slot[0][slot[1]]]
         if sum(map(len, constants)) < SHORTEST or not with_it:
             continue
@@ -278,7 +278,8 @@ def _constants(skill: Skill) -> list[str]:
 def _pattern(skill: Skill) -> re.Pattern[str]:
     """Return a pattern of whole lines for the skill's text with any values, each the same in all its places."""
     groups = dict[str, str]()
-    pattern, *constants = map(re.escape, _constants(skill))
+    lines = (map(re.escape, constant.split("\n")) for constant in _constants(skill))
+    pattern, *constants = map(r"[ \t\r]*\n".join, lines)
     for place, constant in zip(skill.fields, constants, strict=True):
         if place.name in groups:
             pattern += f"(?P={groups[place.name]}){constant}"
@@ -286,7 +287,7 @@ def _pattern(skill: Skill) -> re.Pattern[str]:
             groups[place.name] = group = f"v{len(groups)}"
             most = max(LONGEST_VALUE, len(place.value)) - 2
             pattern += rf"(?P<{group}>[^\s=](?:[^{BREAKS}]{{0,{most}}}[^\s])?){constant}"
-    return re.compile(rf"(?<![^\n]){pattern}(?![^\n])")
+    return re.compile(rf"(?<![^\n]){pattern}(?=[ \t\r]*(?:\n|\Z))")
 
 
 def _values(skill: Skill, match: re.Match[str]) -> dict[str, str] | None:

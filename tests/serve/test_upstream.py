@@ -150,7 +150,7 @@ def test_skills_are_the_same_bytes_at_the_beginning(fake: Fake, http: httpx.Clie
 
 def test_a_changed_field_in_a_known_text_becomes_an_erratum(fake: Fake, http: httpx.Client) -> None:
     """The text keeps its bytes, whole or as a part, where nothing but values of fields differs."""
-    for system in (TODAY, [{"type": "text", "text": f"Be kind.\n\n{TODAY}\nBe brief."}]):
+    for system in (TODAY, TODAY.replace("\n", " \r\n"), [{"type": "text", "text": f"Be kind.\n\n{TODAY}\nBe brief."}]):
         ask(http, {"role": "system", "content": system}, QUESTION)
         text = fake.messages[0]["content"]
         assert RETURNS.text in (text if isinstance(text, str) else text[0]["text"])
