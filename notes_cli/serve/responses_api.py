@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, response_usage, tool_calls
 from notes_cli.text.messages import ToolCall
+from notes_cli.text.tools import flat_tools, function_of, name_in
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
 IGNORED = {"truncation", "max_tool_calls", "client_metadata", "include", "context_management"}
@@ -38,7 +40,6 @@ NAMES = {  # of keys, in errors
     "tool_choice.function": "tool_choice",
     "tool_choice.allowed_tools": "tool_choice",
 }
-INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of custom tools
 
 
 class ResponseStore:
@@ -145,7 +146,7 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
             key = CALLED[kind]
             arguments = {"input": reader.text(key)} if kind == "custom_tool_call" else reader.any(key)
             name = "local_shell" if kind == "local_shell_call" else reader.needed("name")
-            call = {"name": _shown_name(reader.text("namespace"), name), "arguments": arguments}
+            call = {"name": name_in(reader.text("namespace"), name), "arguments": arguments}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             calls = messages[-1].setdefault("tool_calls", [])
@@ -194,30 +195,19 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     tools: list[Json] = []
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
-    listed = [("", tool) for tool in readers(data or [], "tools", "a list of tools")]
-    for namespace, reader in listed:
-        kind = reader.text("type")
-        if kind == "namespace":
-            name, inner = reader.needed("name"), readers(reader.any("tools"), reader.name("tools"), "a list of tools")
-            listed += [(name, tool) for tool in inner]
-            continue
-        if kind not in ("function", "custom"):
-            skipped.append(f"tools of the type {kind[:40]!r}")
-            continue
-        name, description = reader.needed("name"), reader.text("description")
-        parameters, strict = reader.any("parameters"), reader.any("strict")
-        if kind == "custom":
-            description = "\n\n".join(filter(None, (description, reader.inner("format").text("definition"))))
-            parameters = INPUT
-        shown = _shown_name(namespace, name)
-        for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
-        function = {"name": shown, "description": description, "parameters": parameters, "strict": strict}
-        tools.append({"type": "function", "function": function})
+    readers(data or [], "tools", "a list of tools")  # checks it
+    try:
+        for tool, namespace in flat_tools(data or []):
+            if (kind := tool.get("type")) not in ("function", "custom"):
+                skipped.append(f"tools of the type {str(kind)[:40]!r}")
+                continue
+            function = function_of(tool, namespace)
+            more = {"namespace": namespace} if namespace else {}
+            for_client[function["name"]] = {"type": kind, "name": tool["name"], **more}
+            tools.append({"type": "function", "function": function})
+    except NotesError as error:
+        raise invalid("tools", str(error)) from error
     return tools, for_client, skipped
-
-
-def _shown_name(namespace: str, name: str) -> str:
-    return f"{namespace}__{name}" if namespace else name
 
 
 def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:

@@ -504,6 +504,7 @@ def _cut_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | Non
 
 Tools = tuple[Mapping[str, Any], ...]
 SUFFIX = ".json"
+CUSTOM_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,9 +522,57 @@ def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
     return tuple(sorted(normalize_tools(tools), key=lambda tool: str(tool["function"]["name"])))
 
 
+def flat_tools(listed: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Return the tools of a list, with those in OpenAI's namespaces in place of these, and the namespace of each.
+    Raises NotesError for a namespace without a name or tools."""
+    found: list[tuple[Any, str]] = []
+    for tool in listed:
+        if not isinstance(tool, Mapping) or tool.get("type") != "namespace":
+            found.append((tool, ""))
+            continue
+        name, inner = tool.get("name"), tool.get("tools")
+        if (
+            not isinstance(name, str)
+            or not isinstance(inner, list)
+            or not all(isinstance(one, Mapping) for one in inner)
+        ):
+            raise NotesError("a namespace of tools must have a name, and a list of tools")
+        found += [(one, name) for one in inner]
+    return found
+
+
+def name_in(namespace: str, name: str) -> str:
+    """Return the name that the model sees."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def function_of(tool: Mapping[str, Any], namespace: str) -> Mapping[str, Any]:
+    """Return a tool of OpenAI's Responses API as a function, whose name begins with the namespace. A custom tool takes
+    a text, and its description ends with the form of that. Raises NotesError for one without a name."""
+    if not isinstance(name := tool.get("name"), str):
+        raise NotesError("a tool has no name")
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if key in tool}
+    if tool.get("type") == "custom":
+        form = tool.get("format")
+        definition = form.get("definition") if isinstance(form, Mapping) else None
+        texts = [text for text in (tool.get("description"), definition) if isinstance(text, str) and text]
+        function |= {"description": "\n\n".join(texts), "parameters": CUSTOM_INPUT}
+    return {**function, "name": name_in(namespace, name)}
+
+
+def _compiled_tool(tool: Any, namespace: str) -> Any:
+    """Return a tool of a file as requests have it; None for one that its provider runs."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind not in (None, "function", "custom"):
+        return None
+    known = kind is None or "function" in tool or "input_schema" in tool or "inputSchema" in tool
+    return tool if known and not namespace else function_of(tool, namespace)
+
+
 def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
-    """Read tools from a file: a JSON list in any format of `normalize_tools`, or an object with it under `tools`, also
-    in the `result` of an MCP server's reply to tools/list. Raises SkillError."""
+    """Read tools from a file: a JSON list in any format of `normalize_tools`, or of the Responses API, or an object
+    with it under `tools`, also in the `result` of an MCP server's reply to tools/list. Tools that a provider runs are
+    left out. Raises SkillError."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -544,7 +593,8 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
     valid_name = names.name_of(name or path.stem)
     if not valid_name:
         raise SkillError(f"{path}: the name {(name or path.stem)!r} has no letter and no digit", "Give it another name")
-    return ToolSet(valid_name, in_order(listed), str(path), stamp)
+    tools = [_compiled_tool(*item) for item in flat_tools(listed)]
+    return ToolSet(valid_name, in_order(tool for tool in tools if tool is not None), str(path), stamp)
 
 
 def tools_skill(template: ChatTemplate, tool_set: ToolSet) -> Skill:
