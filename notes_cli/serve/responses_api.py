@@ -237,6 +237,7 @@ class ResponsesReply(Reply):
     kept: ResponseStore | None = None
     _items: list[Json] = field(default_factory=list)  # the last one may be unfinished
     _number: int = 0  # of events
+    _waits: bool = False  # calls are not streamed any more
 
     # Whole.
 
@@ -277,7 +278,9 @@ class ResponsesReply(Reply):
             yield self._event(kind, response=self._response("in_progress"))
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, Text):
+        if isinstance(event, Text) and event.call is not None:
+            yield from self._stream_call(event.call, event.text)
+        elif isinstance(event, Text):
             kind = "reasoning" if event.reasoning else "message"
             if not self._items or self._items[-1]["type"] != kind:
                 yield from self._end_item()
@@ -291,9 +294,15 @@ class ResponsesReply(Reply):
         elif isinstance(event, Answer):
             if not self._items and not event.calls:
                 yield from self._begin_item("message")
-            yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")
+            streamed = {item["call_id"] for item in self._items if "call_id" in item}
+            if not streamed:
+                yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")
             for call in event.calls:
-                yield from self._call(call)
+                if call.id not in streamed:
+                    yield from self._begin_call(call)
+                    yield from self._add_arguments(call.arguments_json, call.arguments)
+                if self._items[-1].get("call_id") == call.id:
+                    yield from self._end_item("completed" if call.cut is None else "incomplete")
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
         response = self._response("completed")
@@ -334,26 +343,48 @@ class ResponsesReply(Reply):
         if not self._items or self._items[-1]["status"] != "in_progress":
             return
         item = self._items[-1]
-        part, item["status"] = item["content"][0], status
-        more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-        yield self._inner_event(f"{part['type']}.done", text=part["text"], **more)
-        yield self._inner_event("content_part.done", part=dict(part))
+        item["status"] = status
+        if "content" in item:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._inner_event(f"{part['type']}.done", text=part["text"], **more)
+            yield self._inner_event("content_part.done", part=dict(part))
+        elif item["type"] == "custom_tool_call":
+            yield self._inner_event("custom_tool_call_input.done", input=item["input"])
+        else:
+            yield self._inner_event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         yield self._item_event("done")
 
-    def _call(self, call: ToolCall) -> Iterable[Json]:
+    def _stream_call(self, call: ToolCall, text: str) -> Iterable[Json]:
+        """Add a part of a call's arguments. The text of a custom tool, and the calls after it, come at the end."""
         assert self.asked is not None
+        if not self._items or self._items[-1].get("call_id") != call.id:
+            self._waits |= self.asked.tools[call.name]["type"] == "custom"
+            if self._waits:
+                return
+            yield from self._begin_call(call)
+        if text and not self._waits:
+            yield from self._add_arguments(text)
+
+    def _begin_call(self, call: ToolCall) -> Iterable[Json]:
+        assert self.asked is not None
+        yield from self._end_item()
         tool = self.asked.tools[call.name]
         custom = tool["type"] == "custom"
-        kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        text = str(call.arguments.get("input", "")) if custom else call.arguments_json
-        item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": call.id}
-        item |= {**tool, "type": kind, key: ""}
+        item = {"id": f"fc_{secrets.token_hex(12)}", "status": "in_progress", "call_id": call.id, **tool}
+        item |= {"type": "custom_tool_call", "input": ""} if custom else {"type": "function_call", "arguments": ""}
         self._items.append(item)
         yield self._item_event("added")
-        yield self._inner_event(f"{kind}_{key}.delta", delta=text)
-        yield self._inner_event(f"{kind}_{key}.done", **({} if custom else {"name": tool["name"]}), **{key: text})
-        item |= {key: text, "status": "completed" if call.cut is None else "incomplete"}
-        yield self._item_event("done")
+
+    def _add_arguments(self, text: str, arguments: Mapping[str, Any] | None = None) -> Iterable[Json]:
+        """Add JSON to the arguments of the last call. `arguments`: all of them, for a custom tool."""
+        item = self._items[-1]
+        if item["type"] == "custom_tool_call":
+            item["input"] = str((arguments or {}).get("input", ""))
+            yield self._inner_event("custom_tool_call_input.delta", delta=item["input"])
+        else:
+            item["arguments"] += text
+            yield self._inner_event("function_call_arguments.delta", delta=text)
 
     def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:
         logprobs = self._logprobs(tokens)
