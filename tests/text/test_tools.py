@@ -154,6 +154,8 @@ def test_a_template_without_tools_gets_a_general_form(name: str) -> None:
     assert tuple(map(json.loads, definitions)) == Conversation((USER,), TOOLS).tools
     calls = text.rpartition("</tools>")[2].split("<tool_call>\n")[2:]
     assert [json.loads(call.partition("\n</tool_call>")[0])["name"] for call in calls] == ["get_weather", "get_time"]
+    head = text_of(build(template, Conversation((SYSTEM, USER), TOOLS)))
+    assert 0 < head.index("</tools>") < head.index("You are brief.") < head.index("Q?")  # as tools change rarely
     assert text.count("<tool_response>\n") == 2 and text.endswith(text_of(build(template, Conversation((USER,))))[-8:])
     nothing_special(chunks)
 
