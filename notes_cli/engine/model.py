@@ -341,9 +341,12 @@ class TokenBound:
         """True if a text has more than `most` tokens for certain."""
         text = np.frombuffer(self._counted(data), np.uint8)
         count = end = furthest = 0
+        block, lengths = text[:0], np.ones(0, np.int64)
         for first in range(0, len(text), BLOCK):
-            block = text[first : first + BLOCK + BEGINNING]
-            reached = first + np.arange(len(block)) + self._lengths(block)
+            before, block = block, text[first : first + BLOCK + BEGINNING]
+            if not np.array_equal(block, before):  # a letter may fill megabytes
+                lengths = self._lengths(block)
+            reached = first + np.arange(len(block)) + lengths
             ends = np.maximum(np.maximum.accumulate(reached[:BLOCK]), furthest).tolist()
             furthest = ends[-1]
             while end < first + len(ends):

@@ -222,6 +222,9 @@ def generate_task(
             first.append(time.perf_counter())
             texts.append(text)
             callbacks.on_event(Text(text, index, tokens=tokens()))
+        for call, part in calls.arguments() if calls else ():
+            first.append(time.perf_counter())
+            callbacks.on_event(Text(part, index, call=call))
 
     def on_reasoning(text: str) -> None:
         callbacks.on_event(Text(text, index, reasoning=True))

@@ -222,12 +222,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """New text of an answer, or of its reasoning. `tokens`: its tokens, if log-probabilities were requested."""
+    """New text of an answer, of its reasoning, or of the arguments of a call in it. `tokens`: its tokens, if
+    log-probabilities were requested."""
 
     text: str
     index: int = 0  # of the answer, if there are several
     reasoning: bool = False
     tokens: tuple[Token, ...] = ()
+    call: ToolCall | None = None  # with these arguments, which are JSON; its first text is empty
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def _answer(state: ServerState, job: ServerJob, work: Job[None], ready: Prepared
             state.conversations.keep(ready.chat, ready.digests, ready.conversation, answers)
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Text) and not event.reasoning:
+        if isinstance(event, Text) and not event.reasoning and event.call is None:
             texts[event.index] = texts.get(event.index, "") + event.text
         _emit(state, job, event, work.live)
 

@@ -177,8 +177,9 @@ def blocks_of(paragraphs: Paragraphs, objects: Objects) -> Iterator[Found]:
         joined = (span if then - span[1] > JOINED else (span[0], then) for span, (then, _) in pairwise(spans))
         yield items, (*joined, spans[-1])
     parts: list[Span] = []
+    behind = {end for _, (_, end) in objects}  # paragraphs that begin there end a list of tools
     for (start, end), text in paragraphs:
-        if end - start > PRESENT or not _PRESENT.search(text):
+        if end - start > PRESENT or not (start in behind or _PRESENT.search(text)):
             parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
     if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
         yield [], tuple(parts)

@@ -11,6 +11,7 @@ from notes_cli.runtime.request import Answer, Text
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, invalid, messages_error, renaming
 from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, usage
+from notes_cli.text.messages import ToolCall
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
 IGNORED = {"metadata", "service_tier", "container", "context_management", "cache_control", "speed", "inference_geo"}
@@ -166,7 +167,13 @@ class MessagesReply(Reply):
         return ()  # `message_start` has the tokens of the prompt, which are known at the end of its prefill
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, Text):
+        if isinstance(event, Text) and event.call is not None:
+            if not self._blocks or self._blocks[-1].get("id") != event.call.id:
+                yield from self._end_block()
+                yield self._begin_call(event.call)
+            if event.text:
+                yield self._delta({"type": "input_json_delta", "partial_json": event.text})
+        elif isinstance(event, Text):
             kind = "thinking" if event.reasoning else "text"
             if not self._blocks or self._blocks[-1]["type"] != kind:
                 yield from self._end_block()
@@ -177,11 +184,13 @@ class MessagesReply(Reply):
             if not self._blocks and not event.calls:
                 yield self._begin_block({"type": "text", "text": ""})
             yield from self._end_block()
+            streamed = {block.get("id"): block for block in self._blocks}
             for call in event.calls:
-                yield self._begin_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_json})
-                yield from self._end_block()
-                self._blocks[-1]["input"] = dict(call.arguments)
+                if call.id not in streamed:
+                    yield self._begin_call(call)
+                    yield self._delta({"type": "input_json_delta", "partial_json": call.arguments_json})
+                    yield from self._end_block()
+                streamed.get(call.id, self._blocks[-1])["input"] = dict(call.arguments)
         else:
             yield {"type": "message_start", "message": self._message([], None)}
 
@@ -211,6 +220,9 @@ class MessagesReply(Reply):
             "usage": _usage(self),
             **(self.explained() if reason else {}),
         }
+
+    def _begin_call(self, call: ToolCall) -> Json:
+        return self._begin_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
 
     def _begin_block(self, block: Json) -> Json:
         self._blocks.append(block)

@@ -136,7 +136,7 @@ class OllamaReply(Reply):
         return ()
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, Text):
+        if isinstance(event, Text) and event.call is None:
             yield self._object(*(("", event.text) if event.reasoning else (event.text, "")), event.tokens)
         elif isinstance(event, Answer):
             if event.calls:

@@ -260,6 +260,7 @@ def _prepare_chat(
     """Prepare messages: place the skills of these names, and match skills' texts in messages with these roles."""
     workspace, cache = state.workspace, state.segment_cache
     think = requests_reasoning(workspace, request.options.think, request.options.max_think)
+    request = replace(request, messages=workspace.reasoning.without_thoughts(workspace.template, request.messages))
     digests = prefix_digests(request)
     earlier, known = state.conversations.find(request, digests)
     texts_of = [message.parts for message in request.messages if message.role in roles]
@@ -271,7 +272,7 @@ def _prepare_chat(
     for name in map(skill_name, names):
         segment = known.get(name) or cache.segment(name)
         named.setdefault(segment.name, segment)
-    skills, messages = dict(named), list(request.messages)
+    skills, messages, almost = dict(named), list(request.messages), list[Notice]()
     if request.notes.match:
         # With a salt, only the conversation's own skills: a client must not learn which texts others have compiled.
         texts: list[Segment] = [*known.values(), *([] if request.notes.private else cache.known())]
@@ -282,6 +283,8 @@ def _prepare_chat(
         for number, message in enumerate(messages):
             if message.role in roles:
                 messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, opened))
+        left = [text for text in texts if text.name not in skills]
+        almost = cache.almost([message.parts for message in messages if message.role in roles], left) if left else []
     messages = [_with_images(state, request, message, skills, dry=dry) for message in messages]
     settings = defaults(workspace)
     # Skills that the request names, and that no message has: their K/V can get new values in place.
@@ -312,6 +315,7 @@ def _prepare_chat(
         other_roles = [role for role in roles if role != "tool"]
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     ready = _with_limits(state, request, prompt, replace(settings, think=think))
+    ready.notices.extend(almost)
     if request.tools and workspace.template.generic_tools:
         notice = f"{workspace.template.name} has no tools: the prompt describes them in a general form"
         ready.notices.append(Notice(notice))

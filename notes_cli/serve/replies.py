@@ -37,9 +37,10 @@ class Reply:
     begun: float = field(default_factory=time.perf_counter)
     prefill: Prefilled | None = None
     notes: Json = field(default_factory=dict)  # of the reply's key `notes`
-    done: dict[int, Answer] = field(default_factory=dict)  # by choice, as are the next two
+    done: dict[int, Answer] = field(default_factory=dict)  # by choice, as are the next three
     _notices: list[str] = field(default_factory=list)
     _deltas: dict[int, list[Text]] = field(default_factory=dict)
+    _called: dict[int, list[str]] = field(default_factory=dict)  # ids of calls whose arguments are streamed
     _offsets: dict[int, TokenOffsets] = field(default_factory=dict)  # for the log-probabilities of completions
 
     @property
@@ -60,10 +61,10 @@ class Reply:
         elif isinstance(event, Prefilled):
             self.prefill = event
             self._notices += [event.missed] if event.missed else []
-        elif isinstance(event, Text):
-            self._deltas.setdefault(event.index, []).append(event)
-        else:
+        elif isinstance(event, Answer):
             self.done[event.index] = event
+        elif event.call is None:
+            self._deltas.setdefault(event.index, []).append(event)
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -103,12 +104,21 @@ class Reply:
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
         if isinstance(event, Answer):
-            if event.calls:
-                calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
+            calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
+            if calls := calls[len(self._called.get(event.index, [])) :]:
                 yield self._chunk(event.index, {"tool_calls": calls})
             last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
             complete = len(self.done) == self.request.answers and not self.request.usage
             yield {**last, **self.explained()} if complete else last
+        elif isinstance(event, Text) and event.call is not None:
+            call, called = event.call, self._called.setdefault(event.index, [])
+            delta: Json = {"index": len(called), "id": call.id, "type": "function"}
+            delta["function"] = {"name": call.name, "arguments": event.text}
+            if call.id in called:
+                delta = {"index": called.index(call.id), "function": {"arguments": event.text}}
+            else:
+                called.append(call.id)
+            yield self._chunk(event.index, {"tool_calls": [delta]})
         elif isinstance(event, Text):
             key = "reasoning_content" if event.reasoning else "content"
             yield self._chunk(event.index, {key: event.text} if self.chat else event.text, event.tokens)

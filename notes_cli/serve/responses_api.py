@@ -14,11 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Answer, Text, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Framing, Json, Reply, response_usage, tool_calls
 from notes_cli.text.messages import ToolCall
+from notes_cli.text.tools import flat_tools, function_of, name_in
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
 IGNORED = {"truncation", "max_tool_calls", "client_metadata", "include", "context_management"}
@@ -38,7 +40,6 @@ NAMES = {  # of keys, in errors
     "tool_choice.function": "tool_choice",
     "tool_choice.allowed_tools": "tool_choice",
 }
-INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of custom tools
 
 
 class ResponseStore:
@@ -145,7 +146,7 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
             key = CALLED[kind]
             arguments = {"input": reader.text(key)} if kind == "custom_tool_call" else reader.any(key)
             name = "local_shell" if kind == "local_shell_call" else reader.needed("name")
-            call = {"name": _shown_name(reader.text("namespace"), name), "arguments": arguments}
+            call = {"name": name_in(reader.text("namespace"), name), "arguments": arguments}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             calls = messages[-1].setdefault("tool_calls", [])
@@ -194,30 +195,19 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     tools: list[Json] = []
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
-    listed = [("", tool) for tool in readers(data or [], "tools", "a list of tools")]
-    for namespace, reader in listed:
-        kind = reader.text("type")
-        if kind == "namespace":
-            name, inner = reader.needed("name"), readers(reader.any("tools"), reader.name("tools"), "a list of tools")
-            listed += [(name, tool) for tool in inner]
-            continue
-        if kind not in ("function", "custom"):
-            skipped.append(f"tools of the type {kind[:40]!r}")
-            continue
-        name, description = reader.needed("name"), reader.text("description")
-        parameters, strict = reader.any("parameters"), reader.any("strict")
-        if kind == "custom":
-            description = "\n\n".join(filter(None, (description, reader.inner("format").text("definition"))))
-            parameters = INPUT
-        shown = _shown_name(namespace, name)
-        for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
-        function = {"name": shown, "description": description, "parameters": parameters, "strict": strict}
-        tools.append({"type": "function", "function": function})
+    readers(data or [], "tools", "a list of tools")  # checks it
+    try:
+        for tool, namespace in flat_tools(data or []):
+            if (kind := tool.get("type")) not in ("function", "custom"):
+                skipped.append(f"tools of the type {str(kind)[:40]!r}")
+                continue
+            function = function_of(tool, namespace)
+            more = {"namespace": namespace} if namespace else {}
+            for_client[function["name"]] = {"type": kind, "name": tool["name"], **more}
+            tools.append({"type": "function", "function": function})
+    except NotesError as error:
+        raise invalid("tools", str(error)) from error
     return tools, for_client, skipped
-
-
-def _shown_name(namespace: str, name: str) -> str:
-    return f"{namespace}__{name}" if namespace else name
 
 
 def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
@@ -247,6 +237,7 @@ class ResponsesReply(Reply):
     kept: ResponseStore | None = None
     _items: list[Json] = field(default_factory=list)  # the last one may be unfinished
     _number: int = 0  # of events
+    _waits: bool = False  # calls are not streamed any more
 
     # Whole.
 
@@ -287,7 +278,9 @@ class ResponsesReply(Reply):
             yield self._event(kind, response=self._response("in_progress"))
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        if isinstance(event, Text):
+        if isinstance(event, Text) and event.call is not None:
+            yield from self._stream_call(event.call, event.text)
+        elif isinstance(event, Text):
             kind = "reasoning" if event.reasoning else "message"
             if not self._items or self._items[-1]["type"] != kind:
                 yield from self._end_item()
@@ -301,9 +294,15 @@ class ResponsesReply(Reply):
         elif isinstance(event, Answer):
             if not self._items and not event.calls:
                 yield from self._begin_item("message")
-            yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")
+            streamed = {item["call_id"] for item in self._items if "call_id" in item}
+            if not streamed:
+                yield from self._end_item("completed" if event.stopped == "end" or event.calls else "incomplete")
             for call in event.calls:
-                yield from self._call(call)
+                if call.id not in streamed:
+                    yield from self._begin_call(call)
+                    yield from self._add_arguments(call.arguments_json, call.arguments)
+                if self._items[-1].get("call_id") == call.id:
+                    yield from self._end_item("completed" if call.cut is None else "incomplete")
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
         response = self._response("completed")
@@ -344,26 +343,48 @@ class ResponsesReply(Reply):
         if not self._items or self._items[-1]["status"] != "in_progress":
             return
         item = self._items[-1]
-        part, item["status"] = item["content"][0], status
-        more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-        yield self._inner_event(f"{part['type']}.done", text=part["text"], **more)
-        yield self._inner_event("content_part.done", part=dict(part))
+        item["status"] = status
+        if "content" in item:
+            part = item["content"][0]
+            more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._inner_event(f"{part['type']}.done", text=part["text"], **more)
+            yield self._inner_event("content_part.done", part=dict(part))
+        elif item["type"] == "custom_tool_call":
+            yield self._inner_event("custom_tool_call_input.done", input=item["input"])
+        else:
+            yield self._inner_event("function_call_arguments.done", name=item["name"], arguments=item["arguments"])
         yield self._item_event("done")
 
-    def _call(self, call: ToolCall) -> Iterable[Json]:
+    def _stream_call(self, call: ToolCall, text: str) -> Iterable[Json]:
+        """Add a part of a call's arguments. The text of a custom tool, and the calls after it, come at the end."""
         assert self.asked is not None
+        if not self._items or self._items[-1].get("call_id") != call.id:
+            self._waits |= self.asked.tools[call.name]["type"] == "custom"
+            if self._waits:
+                return
+            yield from self._begin_call(call)
+        if text and not self._waits:
+            yield from self._add_arguments(text)
+
+    def _begin_call(self, call: ToolCall) -> Iterable[Json]:
+        assert self.asked is not None
+        yield from self._end_item()
         tool = self.asked.tools[call.name]
         custom = tool["type"] == "custom"
-        kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        text = str(call.arguments.get("input", "")) if custom else call.arguments_json
-        item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": call.id}
-        item |= {**tool, "type": kind, key: ""}
+        item = {"id": f"fc_{secrets.token_hex(12)}", "status": "in_progress", "call_id": call.id, **tool}
+        item |= {"type": "custom_tool_call", "input": ""} if custom else {"type": "function_call", "arguments": ""}
         self._items.append(item)
         yield self._item_event("added")
-        yield self._inner_event(f"{kind}_{key}.delta", delta=text)
-        yield self._inner_event(f"{kind}_{key}.done", **({} if custom else {"name": tool["name"]}), **{key: text})
-        item |= {key: text, "status": "completed" if call.cut is None else "incomplete"}
-        yield self._item_event("done")
+
+    def _add_arguments(self, text: str, arguments: Mapping[str, Any] | None = None) -> Iterable[Json]:
+        """Add JSON to the arguments of the last call. `arguments`: all of them, for a custom tool."""
+        item = self._items[-1]
+        if item["type"] == "custom_tool_call":
+            item["input"] = str((arguments or {}).get("input", ""))
+            yield self._inner_event("custom_tool_call_input.delta", delta=item["input"])
+        else:
+            item["arguments"] += text
+            yield self._inner_event("function_call_arguments.delta", delta=text)
 
     def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:
         logprobs = self._logprobs(tokens)

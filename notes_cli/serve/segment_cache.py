@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import threading
 import time
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -25,6 +28,7 @@ from notes_cli.errors import (
     CompilingError,
     Help,
     NotesError,
+    Notice,
     SegmentError,
     TakenError,
     UnsupportedError,
@@ -43,8 +47,12 @@ from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 from notes_cli.text.skill import image_skill, load_skill
 
 SHORTEST = 64  # characters of a text without fields that is matched in messages: shorter ones are not worth it
+LOGGED = 256  # differences of texts that almost match
 PAUSE = 0.1  # seconds between attempts while another process compiles the same image
 OPEN = 32  # unused segments that are kept open, with a file descriptor each
+
+_BLANKS = re.compile(r"(?<![ \t\r])[ \t\r]+(?=\n|\Z)")  # at the ends of lines
+_MARGIN = re.compile(r"^\s*(?:\d+\s*[:|.)\u2192\t])?\s*")  # indentation, and a number as in listings
 
 T = TypeVar("T")
 _Stamp = tuple[int, int, int]  # of a file's contents
@@ -69,6 +77,7 @@ class SegmentCache:
         self._index: tuple[list[Segment], TextIndex | None] = [], None  # of the skills whose K/V can be moved
         self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
         self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
+        self._missed: set[str] = set()  # logged differences of texts that almost match
 
     def segment(self, name: str) -> Segment:
         """Return a compiled skill. Raises SegmentError for an unknown one, or one of another model."""
@@ -116,6 +125,20 @@ class SegmentCache:
         except (NotesError, OSError):
             return None
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
+
+    def almost(self, messages: Iterable[Sequence[Part]], skills: Iterable[Segment]) -> list[Notice]:
+        """Describe the skills whose texts are almost in the messages, and log each difference once."""
+        parts = [part.text for message in messages for part in message if isinstance(part, TextPart)]
+        lines = {line for text in parts for line in _lines(text)}
+        found = [(skill.name, difference(skill.text, lines)) for skill in _longest_first(skills)]
+        notices = [
+            f"the text of {name} is in a message, but not as it was compiled: {how}" for name, how in found if how
+        ]
+        for notice in notices:
+            if notice not in self._missed and len(self._missed) < LOGGED:
+                self._missed.add(notice)
+                output.say(notice)
+        return list(map(Notice, notices))
 
     def with_runs(self, tokens: Tokens, texts: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
         """Open the skills and tool sets that share runs of tokens with these. `texts`: the ranges [first, last) of
@@ -273,8 +296,19 @@ def _splice_text(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, .
 
 def _cut(text: str, wanted: str) -> list[str]:
     """Split a text at another one that is whole paragraphs of it; [] without a match. Joined by the other text and
-    empty lines, the pieces are the text again."""
-    place = text.find(wanted) if wanted == wanted.strip() else -1
+    empty lines, the pieces are the text again, but for blanks at the ends of lines."""
+    if wanted != wanted.strip() or wanted.partition("\n")[0].rstrip() not in text:
+        return []
+    wanted, spans = _BLANKS.sub("", wanted), [match.span() for match in _BLANKS.finditer(text)]
+    lengths = list(accumulate((end - start for start, end in spans), initial=0))
+    starts = [start - before for (start, _), before in zip(spans, lengths, strict=False)]
+    given, text = text, _BLANKS.sub("", text)
+
+    def piece(begin: int, end: int) -> str:
+        first, last = (at + lengths[bisect_left(starts, at)] for at in (begin, end))
+        return given[first:last]
+
+    place = text.find(wanted)
     first, last = len(text) - len(text.lstrip()), len(text.rstrip())
     pieces, begin = [], 0
     while place >= 0:  # compares in place: a text may repeat the other thousands of times
@@ -285,9 +319,25 @@ def _cut(text: str, wanted: str) -> list[str]:
         )
         closes = end >= last or (text.startswith(BETWEEN, end) and not text[below : below + 1].isspace())
         if opens and closes:
-            pieces.append(text[begin:place].removesuffix(BETWEEN))
+            pieces.append(piece(begin, above if text.endswith(BETWEEN, begin, place) else place))
             begin = end if end >= last else below
             place = text.find(wanted, begin)
         else:
             place = text.find(wanted, place + 1)
-    return [*pieces, text[begin:]] if pieces else []
+    return [*pieces, given[len(piece(0, begin)) :]] if pieces else []
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text without indentation and line numbers."""
+    return [_MARGIN.sub("", line).strip() for line in text.split("\n")]
+
+
+def difference(text: str, lines: Collection[str]) -> str | None:
+    """Describe where a text departs from these lines of messages, if they have at least half of it."""
+    own = [(number, line) for number, line in enumerate(_lines(text), 1) if line]
+    missing = [(number, line) for number, line in own if line not in lines]
+    if 2 * sum(len(line) for _, line in missing) > sum(len(line) for _, line in own):
+        return None
+    if not missing:
+        return "its lines are indented, numbered or next to others"
+    return f"line {missing[0][0]} is another than {missing[0][1][:60]!r}"

@@ -29,7 +29,7 @@ from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.conversations import Conversations, add_errata, prefix_digests
 from notes_cli.serve.parsing import BILLING, ChatRequest, parse_notes
-from notes_cli.serve.refusals import Refused, invalid
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.fields import clean_value
@@ -188,6 +188,27 @@ class Placer:
             _put_before(messages[0], [skill.text for skill in named])
         return Placed(body, tuple(present), tuple(stated), notes.explain)
 
+    def place_in(self, keys: tuple[str, str], data: Any, client: str = "") -> Placed:
+        """As `place`, for a request of another API. `keys`: those of its system text and of its messages."""
+        head_key, key = keys
+        given = data.get(key) if isinstance(data, dict) else None
+        listed = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        if not isinstance(listed, list):
+            raise invalid(key, f"{key} must be a list")
+        head = [{"role": "system", "content": data[head_key]}] if data.get(head_key) else []
+        rest = {name: value for name, value in data.items() if name not in keys}
+        places = {f"messages[{number}]": f"{key}[{number - len(head)}]" for number in range(len(head), 1 + len(listed))}
+        with renaming({**places, "messages[0].content": head_key, "messages": key}):
+            placed = self.place({**rest, "messages": [*head, *listed]}, client)
+        messages = placed.body.pop("messages")
+        if head or ([one.get("role") for one in messages[:1]] == ["system"] != [one.get("role") for one in listed[:1]]):
+            placed.body[head_key] = messages.pop(0)["content"]
+        for message in messages if key == "input" else ():
+            for part in message["content"] if isinstance(message.get("content"), list) else ():
+                part["type"] = "input_text" if part.get("type") == "text" else part.get("type")
+        placed.body[key] = messages
+        return placed
+
     def _add_errata(
         self, messages: list[Json], named: Sequence[Skill], present: dict[str, Skill], chat: ChatRequest
     ) -> list[str]:
@@ -228,7 +249,12 @@ def _put_after_skills(message: Json, texts: Sequence[str]) -> None:
 def _put_before(message: Json, texts: Sequence[str]) -> None:
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = [*({"type": "text", "text": text} for text in texts), *content]
+        results = sum(isinstance(part, dict) and part.get("type") == "tool_result" for part in content)  # come first
+        message["content"] = [
+            *content[:results],
+            *({"type": "text", "text": text} for text in texts),
+            *content[results:],
+        ]
     elif texts:
         message["content"] = BETWEEN.join([*texts, *([content] if content else [])])
 
@@ -245,7 +271,7 @@ def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
         constants = _constants(skill)
-        longest = max(constants, key=len)
+        longest = max("\n".join(constants).split("\n"), key=len)
         with_it = [slot for slot in slots if longest in slot[0][slot[1]]]
         if sum(map(len, constants)) < SHORTEST or not with_it:
             continue
@@ -278,7 +304,8 @@ def _constants(skill: Skill) -> list[str]:
 def _pattern(skill: Skill) -> re.Pattern[str]:
     """Return a pattern of whole lines for the skill's text with any values, each the same in all its places."""
     groups = dict[str, str]()
-    pattern, *constants = map(re.escape, _constants(skill))
+    lines = (map(re.escape, constant.split("\n")) for constant in _constants(skill))
+    pattern, *constants = map(r"[ \t\r]*\n".join, lines)
     for place, constant in zip(skill.fields, constants, strict=True):
         if place.name in groups:
             pattern += f"(?P={groups[place.name]}){constant}"
@@ -286,7 +313,7 @@ def _pattern(skill: Skill) -> re.Pattern[str]:
             groups[place.name] = group = f"v{len(groups)}"
             most = max(LONGEST_VALUE, len(place.value)) - 2
             pattern += rf"(?P<{group}>[^\s=](?:[^{BREAKS}]{{0,{most}}}[^\s])?){constant}"
-    return re.compile(rf"(?<![^\n]){pattern}(?![^\n])")
+    return re.compile(rf"(?<![^\n]){pattern}(?=[ \t\r]*(?:\n|\Z))")
 
 
 def _values(skill: Skill, match: re.Match[str]) -> dict[str, str] | None:

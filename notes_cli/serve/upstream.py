@@ -47,6 +47,11 @@ LONGEST_CORRECTION = 1000  # characters
 LONGEST_EVENT = 16 << 20  # bytes
 MOST_TOKENS = 1 << 53  # that a reply may count
 DONE = b"[DONE]"
+PROBE = 2.0  # seconds that the other server has to report its health
+KEYS = {  # of the system text and of the messages, by path
+    **dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), ("system", "messages")),
+    "/v1/responses": ("instructions", "input"),
+}
 
 T = TypeVar("T")
 
@@ -135,18 +140,26 @@ class Upstream:
         routes = [
             Route("/health", self.health),
             Route("/metrics", self.render_metrics),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            *(Route(path, self.chat, methods=["POST"]) for path in ("/v1/chat/completions", *KEYS)),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/errata", self.correct, methods=["POST"]),
             Route("/v1/notes/skills", self.skills),
             Route("/v1/notes/skills/{name}", self.skill),
             Route("/v1/notes/{name}", self.skill),
-            Route("/v1/{path:path}", self.forward, methods=["GET", "POST", "DELETE"]),
+            Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
         return application(routes, self._options)
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
+        """Report the health of this server and of the other one, which may have no path for it."""
+        status = "draining" if self.draining else "ok"
+        if not self.draining:
+            try:
+                found = await self._client.get(f"{self._target.url}/health", timeout=PROBE)
+                status = {503: "loading"}.get(found.status_code, "failed" if found.status_code >= 500 else "ok")
+            except (httpx.HTTPError, httpx.InvalidURL):
+                status = "unreachable"
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def render_metrics(self, request: Request) -> Response:
         gauges = {"requests_running": float(self.load)}
@@ -179,16 +192,17 @@ class Upstream:
 
     async def chat(self, request: Request) -> ASGIApp:
         _, data = await self._read(request)
-        client = client_of(request, self._options)
-        return await self._pass_on(request, *await self._in_thread(request, partial(self._placed, data, client)))
+        client, keys = client_of(request, self._options), KEYS.get(request.url.path)
+        return await self._pass_on(request, *await self._in_thread(request, partial(self._placed, data, client, keys)))
 
-    def _placed(self, data: Any, client: str) -> tuple[bytes, Exchange]:
-        """Put skills and errata into a request. Raises NotesError."""
+    def _placed(self, data: Any, client: str, keys: tuple[str, str] | None) -> tuple[bytes, Exchange]:
+        """Put skills and errata into a request. `keys`: as in KEYS; None for a chat. Raises NotesError."""
         try:
-            placed = self._placer.place(data, client)
+            placed = self._placer.place_in(keys, data, client) if keys else self._placer.place(data, client)
             body, usage_wanted = placed.body, True
             options = body.get("stream_options") or {}
-            if body.get("stream") is True and isinstance(options, dict) and not options.get("include_usage"):
+            streams = keys is None and body.get("stream") is True and isinstance(options, dict)
+            if streams and not options.get("include_usage"):
                 body, usage_wanted = {**body, "stream_options": {**options, "include_usage": True}}, False
             return json.dumps(body, ensure_ascii=False).encode(), Exchange(placed, usage_wanted)
         except RecursionError:
@@ -208,7 +222,8 @@ class Upstream:
             skills = self._placer.skills_of_alias(given.get("model"))[1]
         if given.get("notes") or skills:
             param = "notes" if given.get("notes") else "model"
-            raise Refused(400, "skills are put into messages: use /v1/chat/completions", param=param)
+            where = ", ".join(("/v1/chat/completions", *KEYS))
+            raise Refused(400, f"skills are put into messages: use {where}", param=param)
         return await self._pass_on(request, raw, Exchange())
 
     async def _pass_on(self, request: Request, body: bytes, exchange: Exchange) -> ASGIApp:
@@ -278,6 +293,8 @@ class Upstream:
         message = f"the upstream {self._target.url} answers {status}"
         if status in (401, 403):
             raise Refused(502, f"{message}: NOTES_UPSTREAM_KEY must be a key that it accepts", code="upstream_key")
+        if status == 503:  # as engines answer while they load their model
+            raise Refused(503, message, code="upstream_unavailable", wait=5)
         if not 200 <= status < 300 and not 400 <= status < 500:
             body = _object(data)
             error = body.get("error", body)

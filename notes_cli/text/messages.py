@@ -428,11 +428,11 @@ def normalize_tools(tools: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, An
 
 
 def _function(definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a function with the members that templates read: name, description and parameters, without those for the
-    client."""
+    """Return a function with the members that templates read, first name, description and parameters in the order that
+    models were trained with, whatever the client's; without those for the client."""
     schema = next((key for key in ("inputSchema", "input_schema") if key in definition), "parameters")
     left_out = ("type", "strict") if schema == "parameters" else {*definition} - {"name", "description"}
-    function = {key: value for key, value in definition.items() if value is not None and key not in left_out}
-    function.setdefault("description", "")
+    function = {"name": definition["name"], "description": definition.get("description") or ""}
     function["parameters"] = definition.get(schema) or NO_PARAMETERS
-    return function
+    others = definition.keys() - function.keys() - {*left_out}
+    return function | {key: value for key, value in definition.items() if key in others and value is not None}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from notes_cli.config import resource
+from notes_cli.errors import ModelError
+from notes_cli.text.messages import Message, TextPart, count_markers, marker
 from notes_cli.text.prompt import generation_prompt
 from notes_cli.text.template import ChatTemplate
 
@@ -45,6 +47,34 @@ class Reasoning:
         if not think:
             return without_reasoning
         return template.with_words("" if opened else self.open, self.cue, without_reasoning)
+
+    def without_thoughts(self, template: ChatTemplate, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Remove reasoning from the texts of answers before the last question, if the template does so."""
+        question = max((number for number, message in enumerate(messages) if message.role == "user"), default=0)
+        mark = self.close.strip()
+        found = {
+            number: message.text.rpartition(mark)[2].lstrip()
+            for number, message in enumerate(messages[:question])
+            if mark and message.role == "assistant" and mark in message.text
+        }
+        if not found or self._shown(template):
+            return tuple(messages)
+        return tuple(
+            replace(message, parts=(TextPart(found[number]),)) if number in found else message
+            for number, message in enumerate(messages)
+        )
+
+    def _shown(self, template: ChatTemplate) -> bool:
+        """Return True if the template shows the reasoning of an earlier answer, or takes no answer with reasoning."""
+        thoughts, answer = marker(1, "thoughts"), marker(1)
+        contents = (marker(0), f"{self.open.strip()}\n{thoughts}\n{self.close.strip()}\n\n{answer}", marker(2))
+        roles = ("user", "assistant", "user")
+        try:
+            text = template.render([{"role": role, "content": one} for role, one in zip(roles, contents, strict=True)])
+        except ModelError:
+            return True
+        counts = count_markers(text)
+        return thoughts in counts or answer not in counts
 
     @property
     def calling(self) -> Reasoning:

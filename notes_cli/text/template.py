@@ -43,8 +43,8 @@ PLAIN = (
     "{% else %}{{ 'Answer: ' + m.content + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
 )
-# Precedes a template that has no tools, in a conversation with some: it describes them in the first message, and puts
-# calls and results into the text of messages.
+# Precedes a template that has no tools, in a conversation with some: it describes them at the beginning of the first
+# message, as a system text changes more often, and puts calls and results into the text of messages.
 GENERIC_TOOLS = """
 {%- set tag = namespace(messages=[], tools="") %}
 {%- if tools %}
@@ -57,7 +57,7 @@ GENERIC_TOOLS = """
 {%- for message in messages %}
     {%- set role, content = message.role, message.content or "" %}
     {%- if tag.tools and role in ("system", "user") %}
-        {%- set content = content + "\n\n" + tag.tools if role == "system" else tag.tools + "\n\n" + content %}
+        {%- set content = tag.tools + "\n\n" + content %}
         {%- set tag.tools = "" %}
     {%- endif %}
     {%- set turn = namespace(content=content) %}

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ Found = tuple[str, Mapping[str, Any], str]  # name, arguments, id if the model w
 Schemas = Mapping[str, Mapping[str, Any]]  # parameters by name of the tool
 Reader = Callable[[str, Schemas], Iterator[Found]]
 
+LONGEST_OPENING = 1000  # characters before the arguments of a call
 _M3 = "]<]minimax[>["
 _SPACE = re.compile(r"\s*")
+_STRUCTURE = re.compile(r'\\.|["{}\[\]\\]', re.S)  # of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class ToolCallFormat:
     known: Sequence[str]
     begin: str
     read: Reader
+    opens: str = r"\Z."  # pattern: what precedes the arguments of a call that are JSON
     bare: str = ""  # pattern: begins an answer that is a call without `begin`
     waits: str = ""  # pattern: an answer that may still become one
     prefix: str = ""  # part of the call that the generation prompt contains
@@ -85,8 +89,8 @@ def calls_in(answer: str, form: ToolCallFormat | None, tools: Sequence[Mapping[s
     if not parsed or not known or not all(isinstance(arguments, Mapping) for _, arguments, _ in parsed):
         return ParsedAnswer(answer)
     ids = [key for _, _, key in parsed if NAME.fullmatch(key)]
-    if len({*ids}) < len(parsed):  # nine letters and digits are a valid id for every template
-        ids = [secrets.token_hex(5)[:9] for _ in parsed]
+    if len({*ids}) < len(parsed):
+        ids = [_new_id() for _ in parsed]
     calls = tuple(ToolCall(key, name, arguments) for key, (name, arguments, _) in zip(ids, parsed, strict=True))
     return ParsedAnswer(_strip_frame(answer[:place], form).strip(), calls)
 
@@ -123,7 +127,12 @@ class ToolCallStream:
     def __init__(self, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self._form, self._tools = form, tools
         self._answer = ""
-        self._emitted = 0  # characters
+        self._emitted = 0  # characters of the text
+        self._names = {tool.get("function", tool)["name"] for tool in tools}
+        self._opens = re.compile(form.opens)
+        self._begun: list[tuple[ToolCall, str]] = []  # calls whose arguments are passed on, and these
+        self._read = 0  # characters of the calls
+        self._depth, self._quoted = 0, False  # where it has read to: brackets of arguments, and within a string
 
     @property
     def call_position(self) -> int:
@@ -135,9 +144,55 @@ class ToolCallStream:
         self._answer += text
         return self._new(_strip_frame(self._answer[: may_call(self._answer, self._form)], self._form).rstrip())
 
+    def arguments(self) -> Iterator[tuple[ToolCall, str]]:
+        """Yield new parts of the arguments of calls, for each call an empty one first, where they are JSON."""
+        place = self.call_position
+        text = (self._form.prefix if place == 0 else "") + self._answer[place:] if place >= 0 else ""
+        while self._depth or self._begin(text):
+            call, before = self._begun[-1]
+            if not before:
+                yield call, ""
+            first = self._read
+            self._read_arguments(text)
+            if new := text[first : self._read]:
+                self._begun[-1] = call, before + new
+                yield call, new
+            if self._depth:
+                return
+
+    def _begin(self, text: str) -> bool:
+        """Begin the next call if its arguments begin in the text."""
+        match = self._opens.match(text, self._read, self._read + LONGEST_OPENING)
+        if match is None or match["name"] not in self._names or text[match.end() : match.end() + 1] != "{":
+            return False
+        self._read = match.end()
+        key = match.groupdict().get("id") or ""
+        fresh = NAME.fullmatch(key) and key not in {call.id for call, _ in self._begun}
+        self._begun.append((ToolCall(key if fresh else _new_id(), match["name"]), ""))
+        return True
+
+    def _read_arguments(self, text: str) -> None:
+        """Read on to the end of the arguments, or of the text."""
+        for match in _STRUCTURE.finditer(text, self._read):
+            sign = match[0]
+            if sign == "\\":  # what it escapes is to come
+                self._read = match.start()
+                return
+            self._quoted ^= sign == '"'
+            if not self._quoted and sign in "{}[]":
+                self._depth += 1 if sign in "{[" else -1
+                if not self._depth:
+                    self._read = match.end()
+                    return
+        self._read = len(text)
+
     def end(self, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text held back, and the calls: also one in the form of a required call that was `cut`."""
+        """Return the text held back, and the calls: also one in the form of a required call that was `cut`, and those
+        whose arguments were passed on, whatever became of them."""
         parsed = calls_in(self._answer, self._form, self._tools)
+        if begun := [_with_arguments(call, text) for call, text in self._begun]:
+            whole = len(parsed.calls) >= len(begun)
+            return self._new(parsed.text) if whole else "", (*begun, *parsed.calls[len(begun) :])
         if cut and self._form is FORCED and not parsed.calls and (call := _cut_call(self._answer, self._tools)):
             return "", (call,)
         return self._new(parsed.text), parsed.calls
@@ -189,8 +244,9 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
     return json.JSONDecoder().raw_decode(text, start.end() if start else at)
 
 
-def _objects(*marks: str) -> Reader:
-    """Read JSON objects, single, in a list or in sequence, with these marks between or around them."""
+def _objects(*marks: str) -> tuple[Reader, str]:
+    """Read JSON objects, single, in a list or in sequence, with these marks between or around them. Returns also what
+    precedes their arguments."""
     skipped = re.compile(r"(?:\s|,|;|" + "|".join(map(re.escape, marks)) + ")*")
 
     def read(text: str, _: Schemas) -> Iterator[Found]:
@@ -204,7 +260,9 @@ def _objects(*marks: str) -> Reader:
             for call in value if isinstance(value, list) else [value]:
                 yield _object(call)
 
-    return read
+    around = "|".join([r"[\s,;\[\]}]", *map(re.escape, marks)])
+    name = r'\{\s*(?:"(?:type|id|tool_call_id)"\s*:\s*"[^"\\]*"\s*,\s*)?"(?:tool_)?name"\s*:\s*"(?P<name>[^"\\]+)"'
+    return read, rf'(?:{around})*{name}\s*,\s*"(?:arguments|parameters)"\s*:\s*'
 
 
 def _object(call: Any) -> Found:
@@ -219,8 +277,9 @@ def _object(call: Any) -> Found:
     return item[0], item[1], ""
 
 
-def _named(pattern: str) -> Reader:
-    """Read names (and ids) by a pattern that ends where the arguments begin, as JSON."""
+def _named(pattern: str) -> tuple[Reader, str]:
+    """Read names (and ids) by a pattern that ends where the arguments begin, as JSON. Returns also what precedes
+    them."""
     compiled = re.compile(pattern)
 
     def read(text: str, _: Schemas) -> Iterator[Found]:
@@ -234,7 +293,7 @@ def _named(pattern: str) -> Reader:
             groups = match.groupdict()
             yield match["name"], arguments, groups.get("id") or ""
 
-    return read
+    return read, rf"(?s:.*?){pattern}\s*"
 
 
 def _tagged(call: str, argument: str) -> Reader:
@@ -397,14 +456,14 @@ FORMS: tuple[ToolCallFormat, ...] = (
         "Kimi K2",
         ("<|tool_call_argument_begin|>",),
         "<|tool_calls_section_begin|>",
-        _named(r"<\|tool_call_begin\|>functions\.(?P<name>[^<:]+):\d+<\|tool_call_argument_begin\|>"),
+        *_named(r"<\|tool_call_begin\|>functions\.(?P<name>[^<:]+):\d+<\|tool_call_argument_begin\|>"),
         also="<|tool_call_begin|><|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>",
     ),
     ToolCallFormat(
         "Solar Open",
         ("<|tool_call:args|>",),
         "<|tool_calls|>",
-        _named(r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>"),
+        *_named(r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>"),
         bare=r"\s*<\|begin\|>assistant\s*<\|tool_calls\|>",  # after reasoning
         waits=r"\s*(?:<\|?b?e?g?i?n?\|?|<\|begin\|>a?s?s?i?s?t?a?n?t?\s*(?:<\|?t?o?o?l?_?c?a?l?l?s?\|?)?)",
         drop=r"^\s*(?:<\|begin\|>assistant)?\s*<\|content\|>",
@@ -414,7 +473,7 @@ FORMS: tuple[ToolCallFormat, ...] = (
         "gpt-oss",
         ("<|channel|>", "functions."),
         "to=functions.",
-        _named(r"to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>"),
+        *_named(r"to=functions\.(?P<name>[\w.-]+)[^{]*?<\|message\|>"),
         bare=r"\s*(?:<\|start\|>assistant)?\s*(?:<\|channel\|>commentary)?\s*to=functions\.",
         waits=r"\s*(?:(?:<|to=)(?:(?!<\|message\|>).)*|to?)?",
         drop=r"^\s*(?:<\|start\|>assistant)?(?:<\|channel\|>\w+\s*<\|message\|>)?",
@@ -424,72 +483,74 @@ FORMS: tuple[ToolCallFormat, ...] = (
         "functionary 3.2",
         (">>>all",),
         ">>>",
-        _named(r">>>(?P<name>[\w.-]+)\n(?=\s*\{)"),
+        *_named(r">>>(?P<name>[\w.-]+)\n(?=\s*\{)"),
         bare=r"[\w.-]+\n\s*\{",
         waits=r"[\w.-]*(?:\n\s*)?",
         prefix=">>>",
         drop=r"^all\n",
     ),
     ToolCallFormat(
-        "functionary 3.1", ("<function=", "</function>"), "<function=", _named(r"<function=(?P<name>[^>]+)>")
+        "functionary 3.1", ("<function=", "</function>"), "<function=", *_named(r"<function=(?P<name>[^>]+)>")
     ),
     ToolCallFormat(
         "Mistral, with arguments apart",
         ("[TOOL_CALLS]", "[ARGS]"),
         "[TOOL_CALLS]",
-        _named(r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}]+?)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?\[ARGS\]"),
+        *_named(r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}]+?)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?\[ARGS\]"),
         also="[CALL_ID][ARGS]",
     ),
-    ToolCallFormat("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", _objects("[TOOL_CALLS]")),
+    ToolCallFormat("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", *_objects("[TOOL_CALLS]")),
     ToolCallFormat("Gemma 4", ("<|tool_call>call:",), "<|tool_call>", _gemma),
     ToolCallFormat("LFM2.5", ("<|tool_call_start|>",), "<|tool_call_start|>", _python, also="<|tool_call_end|>"),
     ToolCallFormat(
         "Command R7B, Command A",
         ("<|START_ACTION|>",),
         "<|START_ACTION|>",
-        _objects("<|START_ACTION|>"),
+        *_objects("<|START_ACTION|>"),
         drop=r"^\s*<\|START_(?:RESPONSE|TEXT)\|>|<\|END_(?:RESPONSE|TEXT)\|>\s*$",
         also="<|END_ACTION|><|START_RESPONSE|><|END_RESPONSE|><|START_TEXT|><|END_TEXT|>",
     ),
-    ToolCallFormat("Command R+", ("Action:", '"tool_name"'), "Action:", _objects("Action:", "```json", "```")),
-    ToolCallFormat("Granite 3.3", ("respond only with <|tool_call|>",), "<|tool_call|>", _objects("<|tool_call|>")),
+    ToolCallFormat("Command R+", ("Action:", '"tool_name"'), "Action:", *_objects("Action:", "```json", "```")),
+    ToolCallFormat("Granite 3.3", ("respond only with <|tool_call|>",), "<|tool_call|>", *_objects("<|tool_call|>")),
     ToolCallFormat(
-        "Apertus", ("<|tools_prefix|>",), "<|tools_prefix|>", _objects("<|tools_prefix|>"), also="<|tools_suffix|>"
+        "Apertus", ("<|tools_prefix|>",), "<|tools_prefix|>", *_objects("<|tools_prefix|>"), also="<|tools_suffix|>"
     ),
-    ToolCallFormat("Nemotron Nano 2", ("<TOOLCALL>",), "<TOOLCALL>", _objects("<TOOLCALL>", "</TOOLCALL>")),
-    ToolCallFormat("Apriel, MiniMax M1", ("<tool_calls>",), "<tool_calls>", _objects("<tool_calls>", "</tool_calls>")),
-    ToolCallFormat("GigaChat 3.1", ("<|function_call|>",), "<|function_call|>", _objects("<|function_call|>")),
+    ToolCallFormat("Nemotron Nano 2", ("<TOOLCALL>",), "<TOOLCALL>", *_objects("<TOOLCALL>", "</TOOLCALL>")),
+    ToolCallFormat("Apriel, MiniMax M1", ("<tool_calls>",), "<tool_calls>", *_objects("<tool_calls>", "</tool_calls>")),
+    ToolCallFormat("GigaChat 3.1", ("<|function_call|>",), "<|function_call|>", *_objects("<|function_call|>")),
     ToolCallFormat(
         "GigaChat 3",
         ("function call'", "role_sep"),
         "function call<|role_sep|>",
-        _objects("function call<|role_sep|>"),
+        *_objects("function call<|role_sep|>"),
         also="<|message_sep|>",
     ),
     ToolCallFormat(
         "DeepSeek R1 and V3",
         ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
         "<\uff5ctool\u2581calls\u2581begin\uff5c>",
-        _named(
+        *_named(
             "<\uff5ctool\u2581call\u2581begin\uff5c>(?:function<\uff5ctool\u2581sep\uff5c>)?(?P<name>[\\w.:/-]+)"
             "(?:<\uff5ctool\u2581sep\uff5c>|\\s*```json)"
         ),
         also="<\uff5ctool\u2581call\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>"
         "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
     ),
-    ToolCallFormat("Hermes, Qwen, Granite 4", ("<tool_call>",), "<tool_call>", _objects("<tool_call>", "</tool_call>")),
+    ToolCallFormat(
+        "Hermes, Qwen, Granite 4", ("<tool_call>",), "<tool_call>", *_objects("<tool_call>", "</tool_call>")
+    ),
     ToolCallFormat(
         "Llama 3",
         ('"parameters": ', "<|start_header_id|>"),
         "<|python_tag|>",
-        _objects("<|python_tag|>"),
+        *_objects("<|python_tag|>"),
         bare=r'\s*\{\s*"(?:name|type)"\s*:',
         waits=r'\s*(?:\{\s*(?:"\w{0,4}(?:"\s*)?)?)?',
     ),
 )
 
 # The format of an answer that must be a call, for every template.
-FORCED = ToolCallFormat("JSON", (), "{", _objects(), waits=".*")
+FORCED = ToolCallFormat("JSON", (), "{", *_objects(), waits=".*")
 
 
 def _cut_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | None:
@@ -497,13 +558,47 @@ def _cut_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | Non
     match = re.match(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"(?:\s*,\s*"arguments"\s*:\s*(.*))?', answer, re.S)
     if match is None or match[1] not in [tool.get("function", tool)["name"] for tool in tools]:
         return None
-    return ToolCall(secrets.token_hex(5)[:9], match[1], cut=match[2] or "")
+    return _with_arguments(ToolCall(_new_id(), match[1]), match[2] or "")
+
+
+def _with_arguments(call: ToolCall, text: str) -> ToolCall:
+    """Return a call with the arguments in their JSON. If that is not whole, it stays as it is, and the arguments are as
+    many of them as there are."""
+    try:
+        arguments = json.loads(text)
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return replace(call, arguments=_beginning(text), cut=text)
+    return replace(call, arguments=arguments)
+
+
+def _beginning(text: str) -> Mapping[str, Any]:
+    """Return the object of which a text is the beginning in JSON, without an unfinished number or key."""
+    closing, quoted, before = "", False, "{}"
+    for match in re.finditer(r'\\.|["{}\[\],]', text, re.S):
+        sign = match[0]
+        quoted ^= sign == '"'
+        if quoted or sign not in "{}[],":
+            continue
+        closing = {"{": "}", "[": "]"}.get(sign, "") + closing if sign in "{[," else closing[1:]
+        before = text[: match.start() if sign == "," else match.end()] + closing
+    for whole in (text + '"' * quoted + closing, before):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(whole)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _new_id() -> str:
+    return secrets.token_hex(5)[:9]  # nine letters and digits are a valid id for every template
 
 
 # Sets of tools as texts to compile.
 
 Tools = tuple[Mapping[str, Any], ...]
 SUFFIX = ".json"
+CUSTOM_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,9 +616,57 @@ def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
     return tuple(sorted(normalize_tools(tools), key=lambda tool: str(tool["function"]["name"])))
 
 
+def flat_tools(listed: Iterable[Any]) -> list[tuple[Any, str]]:
+    """Return the tools of a list, with those in OpenAI's namespaces in place of these, and the namespace of each.
+    Raises NotesError for a namespace without a name or tools."""
+    found: list[tuple[Any, str]] = []
+    for tool in listed:
+        if not isinstance(tool, Mapping) or tool.get("type") != "namespace":
+            found.append((tool, ""))
+            continue
+        name, inner = tool.get("name"), tool.get("tools")
+        if (
+            not isinstance(name, str)
+            or not isinstance(inner, list)
+            or not all(isinstance(one, Mapping) for one in inner)
+        ):
+            raise NotesError("a namespace of tools must have a name, and a list of tools")
+        found += [(one, name) for one in inner]
+    return found
+
+
+def name_in(namespace: str, name: str) -> str:
+    """Return the name that the model sees."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def function_of(tool: Mapping[str, Any], namespace: str) -> Mapping[str, Any]:
+    """Return a tool of OpenAI's Responses API as a function, whose name begins with the namespace. A custom tool takes
+    a text, and its description ends with the form of that. Raises NotesError for one without a name."""
+    if not isinstance(name := tool.get("name"), str):
+        raise NotesError("a tool has no name")
+    function = {key: tool[key] for key in ("name", "description", "parameters", "strict") if key in tool}
+    if tool.get("type") == "custom":
+        form = tool.get("format")
+        definition = form.get("definition") if isinstance(form, Mapping) else None
+        texts = [text for text in (tool.get("description"), definition) if isinstance(text, str) and text]
+        function |= {"description": "\n\n".join(texts), "parameters": CUSTOM_INPUT}
+    return {**function, "name": name_in(namespace, name)}
+
+
+def _compiled_tool(tool: Any, namespace: str) -> Any:
+    """Return a tool of a file as requests have it; None for one that its provider runs."""
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind not in (None, "function", "custom"):
+        return None
+    known = kind is None or "function" in tool or "input_schema" in tool or "inputSchema" in tool
+    return tool if known and not namespace else function_of(tool, namespace)
+
+
 def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
-    """Read tools from a file: a JSON list in any format of `normalize_tools`, or an object with it under `tools`, also
-    in the `result` of an MCP server's reply to tools/list. Raises SkillError."""
+    """Read tools from a file: a JSON list in any format of `normalize_tools`, or of the Responses API, or an object
+    with it under `tools`, also in the `result` of an MCP server's reply to tools/list. Tools that a provider runs are
+    left out. Raises SkillError."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -544,7 +687,8 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
     valid_name = names.name_of(name or path.stem)
     if not valid_name:
         raise SkillError(f"{path}: the name {(name or path.stem)!r} has no letter and no digit", "Give it another name")
-    return ToolSet(valid_name, in_order(listed), str(path), stamp)
+    tools = [_compiled_tool(*item) for item in flat_tools(listed)]
+    return ToolSet(valid_name, in_order(tool for tool in tools if tool is not None), str(path), stamp)
 
 
 def tools_skill(template: ChatTemplate, tool_set: ToolSet) -> Skill:

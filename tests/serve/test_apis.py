@@ -62,18 +62,27 @@ class Found(NamedTuple):
     written: int
 
 
+def plain(arguments: str) -> str:
+    """Return JSON as it is written here, whatever the blanks that the model wrote; other text as it is."""
+    try:
+        return json.dumps(json.loads(arguments))
+    except ValueError:
+        return arguments
+
+
 def read(api: str, reply: Json) -> Found:
     used = reply["usage"]
     if api == CHAT:
         [choice] = reply["choices"]
         functions = [call["function"] for call in choice["message"].get("tool_calls", ())]
-        calls = [(function["name"], function["arguments"]) for function in functions]
+        calls = [(function["name"], plain(function["arguments"])) for function in functions]
         counts = used["prompt_tokens"], used["completion_tokens"]
         return Found(choice["message"]["content"] or "", calls, choice["finish_reason"], *counts)
     if api == RESPONSES:
         Response.model_validate(reply)
         texts = [item["content"][0]["text"] for item in reply["output"] if item["type"] == "message"]
-        calls = [(item["name"], item["arguments"]) for item in reply["output"] if item["type"] == "function_call"]
+        functions = [item for item in reply["output"] if item["type"] == "function_call"]
+        calls = [(item["name"], plain(item["arguments"])) for item in functions]
         end = "tool_calls" if calls and reply["status"] == "completed" else ENDS[reply["status"]]
         return Found("".join(texts), calls, end, used["input_tokens"], used["output_tokens"])
     texts = [block["text"] for block in reply["content"] if block["type"] == "text"]
@@ -141,6 +150,33 @@ def test_an_answer_differs_from_that_of_a_chat(served: Served, api: str, given: 
     else:
         cut = whole["incomplete_details"]
         assert cut == ({"reason": "max_output_tokens"} if "most" in given else None)
+
+
+@pytest.mark.parametrize("api", [CHAT, RESPONSES, MESSAGES])
+def test_the_arguments_of_a_call_come_as_they_are_generated(served: Served, api: str) -> None:
+    """In parts that make the whole, also of a call that is cut, whose input is what there is of it."""
+    tool = json.loads(json.dumps(TOOLS[api]).replace('"integer"', '"string", "minLength": 20, "maxLength": 24'))
+    body = {**sent(api, call=True), "tools": [tool]}
+    written = read(api, post(served, api, body)).written
+    for most in (written + 8, written - 5):
+        cut = {**body, {RESPONSES: "max_output_tokens"}.get(api, "max_tokens"): most}
+        [(name, arguments)] = read(api, post(served, api, cut)).calls
+        lines = served.http.post(api, json={**cut, "stream": True}).text
+        events = [json.loads(line[6:]) for line in lines.splitlines() if line.startswith("data: {")]
+        if api == CHAT:
+            found = [one["choices"][0]["delta"].get("tool_calls", []) for one in events]
+            [first, *deltas] = [call for calls in found for call in calls]
+            assert first["id"] and first["function"] == {"name": "look", "arguments": ""}
+            assert all(one.keys() == {"index", "function"} for one in deltas)
+            parts = [one["function"]["arguments"] for one in deltas]
+        elif api == RESPONSES:
+            parts = [one["delta"] for one in events if one["type"] == "response.function_call_arguments.delta"]
+            assert joined(api, lines)["output"][0]["arguments"] == "".join(parts)
+        else:
+            parts = [one["delta"]["partial_json"] for one in events if one["type"] == "content_block_delta"]
+        assert len(parts) > 8 and name == "look"
+        whole = "".join(parts) + ('"}' if api == MESSAGES and most < written else "")
+        assert plain(whole) == arguments and len(arguments) > 20, "of the Messages API whole as far as it goes"
 
 
 @pytest.mark.parametrize("api", [RESPONSES, MESSAGES])

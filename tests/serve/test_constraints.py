@@ -131,14 +131,15 @@ def read_reply(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]
         choice = reply.choices[0]
         calls = [(one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
         return choice.message.content or "", calls, choice.finish_reason
-    text, reason, found = "", "", {}
+    text, reason, found = "", "", dict[int, tuple[str, str, str]]()
     for chunk in reply:
         for choice in chunk.choices:
             text += choice.delta.content or ""
             reason = choice.finish_reason or reason
             for one in choice.delta.tool_calls or ():
-                assert one.type == "function"
-                found[one.index] = (one.id, one.function.name, one.function.arguments)
+                key, name, before = found.get(one.index, (one.id, one.function.name, ""))
+                assert key and name and one.id in (key, None)
+                found[one.index] = key, name, before + (one.function.arguments or "")
     return text, [found[index] for index in sorted(found)], reason
 
 

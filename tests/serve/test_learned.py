@@ -91,6 +91,14 @@ def test_a_text_after_another_line(served: Served) -> None:
     assert exact["near"] == 0 and exact["decoded"] > 0.8 * exact["total"]
 
 
+def test_a_system_text_without_its_tools(served: Served) -> None:
+    """As in a compaction: what ends the list of tools before it is no part of it."""
+    ask(served, THINGS[:4], tools=list(map(tool, THINGS[:3])))
+    wait(served)
+    found = ask(served, THINGS[:4], "dirty")
+    assert found["decoded"] < 0.3 * found["total"]
+
+
 @pytest.mark.parametrize(
     ("line", "left_out"),
     [
@@ -147,7 +155,8 @@ def test_a_set_of_tools_is_one_block_and_single_tools_are_for_others(served: Ser
     texts = {block.name: model.text(block.tokens) for block in learned(served)._blocks[""]}
 
     def placed(*tools: Json) -> list[int]:
-        """Return the number of tools in each block that is placed."""
+        """Return the number of tools in each block that is placed, as nothing is cached."""
+        served.at_context(served.scheduler.prefixes.close)
         found = ask(served, (), f"{len(tools)} files", tools=list(tools))
         assert found["near"] > 0.3 * found["total"]
         return [texts[name].count("Look for") for name in re.findall(r"learned-\w+", found["why"])]

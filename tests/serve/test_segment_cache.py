@@ -21,7 +21,7 @@ from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.segment_cache import OPEN, SegmentCache
 
-from .conftest import QUESTION, Served, compile_into, reply_text, started
+from .conftest import QUESTION, Served, compile_into, pieces, reply_text, started
 
 MANY = 100
 
@@ -64,6 +64,37 @@ def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
     assert files() <= before + 1
     listed = {one["id"] for one in many.http.get("/v1/models").json()["data"]}
     assert len(listed) == MANY + 2 and files() <= before + 1
+
+
+POLICY = (SAMPLES / "returns" / "SKILL.md").read_text().split("---\n")[2].strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "spliced", "said"),
+    [
+        (POLICY.replace("\n", "\r\n"), True, ""),
+        (POLICY.replace("\n", "  \n"), True, ""),
+        (f"We sell books.  \nAll of them. \n\n{POLICY}\t\n\nBe  \nbrief.", True, ""),
+        (POLICY.replace("\n", "\n  "), False, "indented, numbered"),
+        ("\n".join(f"{n:6}\t{line}" for n, line in enumerate(POLICY.split("\n"), 1)), False, "indented, numbered"),
+        (POLICY.replace("gold\n", "silver\n"), False, "line 4 is another than 'tier: gold'"),
+        ("We have a returns policy of Harbor Books.", False, ""),
+    ],
+)
+def test_a_text_that_is_nearly_that_of_a_skill(
+    served: Served, text: str, spliced: bool, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Line ends may differ; a text that does not match is reported in the log and by explain."""
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": QUESTION}]
+    reply = served.chat(messages, max_tokens=1, notes={"explain": True, "cache_salt": ""})
+    assert ("splice" in {kind for kind, _, _ in pieces(reply)}) is spliced
+    explained = served.http.post("/v1/notes/explain", json={"messages": messages}).json()
+    notices = explained["notices"]
+    assert notices == reply["notes"]["notices"] and [said in one for one in notices] == [True] * bool(said)
+    logged = capfd.readouterr().err.count("not as it was compiled")
+    assert logged == (said != "" and "\t" not in text), "once: the numbered text has the same line as the indented one"
+    shown = served.http.post("/apply-template", json={"messages": messages}).json()["prompt"]
+    assert (POLICY in shown) is spliced and ("Be  \nbrief." in shown) is ("Be  " in text)
 
 
 def test_few_stay_open(full: Path) -> None:

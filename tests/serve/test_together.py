@@ -216,12 +216,14 @@ def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], l
 
 def test_two_agents_in_turn(tmp_path: Path) -> None:
     """The same answers with memory and without, where later turns decode a few tokens; tenants do not share it."""
-    with started(tmp_path, context=ContextOptions(n_ctx=2048, n_threads=1), fixed_size=True) as large:
+    large_context = ContextOptions(n_ctx=2048, n_threads=1)
+    with started(tmp_path, Options(reuse="compiled"), context=large_context, fixed_size=True) as large:
         wanted, *_ = take_turns(large)
         assert not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
     context = ContextOptions(n_ctx=512, n_threads=1)
     for memory in (False, True):
-        with started(tmp_path, Options(cache_ram=None if memory else 0), context=context, fixed_size=True) as served:
+        options = Options(cache_ram=None if memory else 0, reuse="compiled")
+        with started(tmp_path, options, context=context, fixed_size=True) as served:
             answers, decoded, agents = take_turns(served)
             assert answers == wanted
             prompt = min(decoded[:2])

@@ -150,7 +150,7 @@ def test_skills_are_the_same_bytes_at_the_beginning(fake: Fake, http: httpx.Clie
 
 def test_a_changed_field_in_a_known_text_becomes_an_erratum(fake: Fake, http: httpx.Client) -> None:
     """The text keeps its bytes, whole or as a part, where nothing but values of fields differs."""
-    for system in (TODAY, [{"type": "text", "text": f"Be kind.\n\n{TODAY}\nBe brief."}]):
+    for system in (TODAY, TODAY.replace("\n", " \r\n"), [{"type": "text", "text": f"Be kind.\n\n{TODAY}\nBe brief."}]):
         ask(http, {"role": "system", "content": system}, QUESTION)
         text = fake.messages[0]["content"]
         assert RETURNS.text in (text if isinstance(text, str) else text[0]["text"])
@@ -395,24 +395,77 @@ def test_a_server_that_is_down(tmp_path: Path) -> None:
     with in_front_of(f"http://127.0.0.1:{port}/v1/", tmp_path) as (_, http):
         error = ask(http, QUESTION, status=502)
         assert error["code"] == "upstream_unreachable" and f"http://127.0.0.1:{port} cannot" in error["message"]
-        assert http.get("/health").json() == {"status": "ok"}
+        assert (http.get("/health").status_code, http.get("/health").json()) == (503, {"status": "unreachable"})
+
+
+@pytest.mark.parametrize(
+    ("path", "head", "key", "kind"),
+    [
+        *(("/v1/messages" + end, "system", "messages", "text") for end in ("", "/count_tokens")),
+        ("/v1/responses", "instructions", "input", "input_text"),
+    ],
+)
+def test_skills_in_other_apis(fake: Fake, http: httpx.Client, path: str, head: str, key: str, kind: str) -> None:
+    """At the beginning of the system text, with errata at the end; a known text keeps its bytes there, too."""
+    part = {"type": kind, "text": "May I?"}
+
+    def sent(**body: Any) -> Json:
+        found = http.post(path, json={"model": "m", **body})
+        assert found.status_code == 200, found.text
+        return fake.seen[-1][2]
+
+    notes = {"splice": ["returns"], "errata": {"date": "2027-02-03"}}
+    for system in ({}, {head: "Be brief."}):
+        body = sent(**system, **{key: [{"role": "user", "content": [part]}]}, notes=notes)
+        assert body[head] == "\n\n".join([RETURNS.text, *system.values()]) and "notes" not in body
+        assert body[key] == [{"role": "user", "content": [{"type": kind, "text": NOW}, part]}]
+    body = sent(**{head: f"x-anthropic-billing-header: cch=1;\n{TODAY}", key: [{"role": "user", "content": "May I?"}]})
+    assert body == {"model": "m", head: RETURNS.text, key: [{"role": "user", "content": f"{NOW}\n\nMay I?"}]}
+    plain = {key: [{"role": "user", "content": [part]}, {"role": "assistant", "content": []}]}
+    assert sent(**plain) == {"model": "m", **plain} and fake.seen[-1][0] == path
+    if key == "input":
+        call = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"}
+        assert sent(input="May I?", notes=notes)["input"][0]["content"] == f"{NOW}\n\nMay I?"
+        developer = {"role": "developer", "content": "Be brief."}
+        body = sent(input=[developer, {"role": "user", "content": "May I?"}, call], notes={"splice": ["returns"]})
+        assert body["input"][0]["content"] == f"{RETURNS.text}\n\nBe brief." and head not in body
+        assert body["input"][2] == call
+    else:
+        result = {"type": "tool_result", "tool_use_id": "1", "content": "7"}
+        body = sent(system=[{"type": "text", "text": TODAY}], messages=[{"role": "user", "content": [result]}])
+        assert body["system"] == [{"type": "text", "text": RETURNS.text}]
+        assert body["messages"][0]["content"] == [result, {"type": "text", "text": NOW}]
+    error = http.post(path, json={key: 5, "notes": notes})
+    assert error.status_code == 400 and f"{key} must be a list" in error.text
+    wrong = {head: "Hi.", key: [{"role": "user", "content": 5}]}
+    assert f"{key}[0].content must be" in http.post(path, json=wrong).text
+
+
+def test_the_other_server_loads(fake: Fake, http: httpx.Client) -> None:
+    """Its model, or it has failed: /health and the answers have its status."""
+    for status, named, answered in ((503, "loading", 503), (500, "failed", 502), (404, "ok", 404), (200, "ok", 200)):
+        fake.answer = lambda request, body, status=status: reply(request, {}, status)  # type: ignore[misc]
+        health = http.get("/health")
+        assert health.json() == {"status": named} and health.status_code == (200 if named == "ok" else 503)
+        found = http.post("/v1/chat/completions", json={"messages": [QUESTION]})
+        assert found.status_code == answered and ("Retry-After" in found.headers) is (status == 503)
 
 
 def test_keys_and_paths(fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Clients' keys are checked here and go no further; the other server gets its own, and requests below /v1/."""
+    """Clients' keys are checked here and go no further; the other server gets its own, and any request but ours."""
     with in_front_of(fake.url, tmp_path, SAMPLES / "returns", key="its-key", keys=("ours",)) as (_, http):
         assert http.get("/v1/models").status_code == 401 and not fake.seen
         http.headers["Authorization"] = "Bearer ours"
-        for path in ("/v1/models", "/v1/embeddings?a=b%20c"):
+        for path in ("/v1/models", "/v1/embeddings?a=b%20c", "/slots", "/api/embed"):
             body = {"model": "m", "input": "x", "n": 1.0}
             (http.post(path, json=body) if "emb" in path else http.get(path)).raise_for_status()
             assert fake.seen[-1][0] == path and fake.seen[-1][1]["Authorization"] == "Bearer its-key"
             assert "ours" not in str(fake.seen) and fake.seen[-1][2] == (body if "emb" in path else {})
         count = len(fake.seen)
         for body in ({"model": "m@returns"}, {"notes": {"splice": ["returns"]}}):
-            error = http.post("/v1/responses", json=body).json()["error"]
+            error = http.post("/v1/completions", json=body).json()["error"]
             assert "/v1/chat/completions" in error["message"]
-        assert http.get("/v1/%2e%2e/slots").status_code == 404 and http.get("/slots").status_code == 404
+        assert http.get("/v1/%2e%2e/slots").status_code == http.get("/%2e%2e/slots").status_code == 404
         assert http.post("/v1/notes/compile", json={"name": "x", "text": "y"}).status_code == 404
         for notes in ({"session": "mine"}, {"ask": True}, {"cache_salt": "x"}, {"recompute": True}):
             assert ask(http, QUESTION, status=400, notes=notes)["param"] == f"notes.{next(iter(notes))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from notes_cli.text.messages import Conversation, Message, TextPart, ToolCall, user_message
 from notes_cli.text.prompt import build
 from notes_cli.text.template import GENERIC_TOOLS
-from notes_cli.text.tools import FORCED, ParsedAnswer, calls_in, form_of, may_call
+from notes_cli.text.tools import FORCED, ParsedAnswer, ToolCallFormat, ToolCallStream, calls_in, form_of, may_call
 
 from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, function, template_of
 
@@ -51,6 +52,84 @@ def test_what_a_template_shows_is_read_back(name: str) -> None:
     assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in calls]
     assert len({call.id for call in said.calls}) == len(calls)
     assert not said.text
+
+
+# Forms whose arguments are no JSON, or are a text in it: they come at the end.
+WHOLE = re.compile(
+    "DeepSeek-V(3.2|4)|GLM|Laguna|Spark|ling|Hy3|Coder|Qwen3.5|Nemotron-3|StepFun|Seed|MiniCPM|K3|MiniMax-M[23]"
+    "|gemma|LFM|Apertus|muse"
+)
+
+
+def streamed(text: str, form: ToolCallFormat, size: int) -> tuple[dict[str, str], ToolCallStream]:
+    """Return the arguments by call of an answer that comes in pieces."""
+    found: dict[str, str] = {}
+    stream = ToolCallStream(form, TOOLS)
+    for at in range(0, len(text), size):
+        stream.feed(text[at : at + size])
+        for call, part in stream.arguments():
+            assert (call.id in found) == (part != "")
+            found[call.id] = found.get(call.id, "") + part
+    return found, stream
+
+
+@pytest.mark.parametrize("name", sorted([*KNOWS, *IN_SYSTEM]))
+def test_arguments_come_in_parts(name: str) -> None:
+    """Where they are JSON, in any pieces; the calls at the end are these, also of an answer that is cut anywhere."""
+    form = form_of(SOURCES[name])
+    assert form
+    text = written(name, second=name not in ONE_CALL)
+    for size in (1, 7, len(text)):
+        found, stream = streamed(text, form, size)
+        _, calls = stream.end()
+        assert [call.arguments for call in calls] == [call.arguments for call in calls_in(text, form, TOOLS).calls]
+        assert {key: json.loads(part) for key, part in found.items()} == {
+            call.id: call.arguments for call in calls if call.id in found
+        }
+        assert bool(found) is not bool(WHOLE.search(name)), found
+    for end in range(len(text)):
+        found, stream = streamed(text[:end], form, 5)
+        _, calls = stream.end(cut=True)
+        assert {call.id: call.arguments_json for call in calls if call.id in found and call.cut} == {
+            key: part for key, part in found.items() if not is_json(part)
+        }
+        assert all(call.arguments.items() <= GIVEN.items() or call.cut for call in calls)
+
+
+def is_json(text: str) -> bool:
+    try:
+        return bool(json.loads(text)) or True
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('{"a": 1, "b": "x\\"y', {"a": 1, "b": 'x"y'}),
+        ('{"a": [1, {"b": tr', {"a": [1, {}]}),
+        *(('{"a": {"b": 1}, "c', {"a": {"b": 1}}), ('{"a": 1, "b": "x\\', {"a": 1, "b": "x"}), ("{", {}), ("", {})),
+        ('{"a": "{[", "b": NaN', {"a": "{["}),
+    ],
+)
+def test_a_call_that_is_cut_has_what_was_generated(text: str, arguments: object) -> None:
+    _, stream = streamed(f'{{"name": "get_time", "arguments": {text}', FORCED, 3)
+    _, (call,) = stream.end(cut=True)
+    assert (call.arguments_json, call.arguments) == (text.removesuffix("\\"), arguments)
+
+
+def test_arguments_that_break_off_stay_a_call() -> None:
+    """They were passed on. A name of no tool, or one within the arguments, begins none."""
+    form = form_of(SOURCES["Qwen-Qwen3-0.6B"])
+    assert form
+    begin = '<tool_call>\n{"name": "get_time", "arguments": '
+    found, stream = streamed(f"{begin}{{x}}}}\n</tool_call>", form, 4)
+    assert [*found.values()] == ["{x}"] and [call.cut for call in stream.end()[1]] == ["{x}"]
+    inner = f'{begin}{{"x": {{"name": "get_weather", "arguments": {{}}}}}}}}'
+    assert len(streamed(inner, form, 4)[0]) == 1
+    for other in (begin.replace("get_time", "fly") + "{}}", begin + '"{}"}', begin + "null}"):
+        found, stream = streamed(other, form, 4)
+        assert not found and not any(call.cut for call in stream.end()[1])
 
 
 @pytest.mark.parametrize(

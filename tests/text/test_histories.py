@@ -11,10 +11,12 @@ import pytest
 
 from notes_cli.errors import NotesError
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.text.messages import Conversation
+from notes_cli.text.messages import Conversation, Message, TextPart
 from notes_cli.text.prompt import Chunk, build
+from notes_cli.text.reasoning import reasoning_of
 
 from .test_tools import SOURCES, template_of
+from .wild import plainly
 
 Json = dict[str, Any]
 CODE = 'for x in ["<a>", "b|c"]:\n    print({x: f"{x!r}"})  # 1 < 2 & 3 > 2'
@@ -155,3 +157,32 @@ def test_a_turn_does_not_change_what_came_before() -> None:
                 chunks = build(template_of(name), Conversation(asked.messages, asked.tools))
                 texts.append("".join(chunk.text for chunk in chunks))
             assert texts[1].startswith(texts[0]), (name, history)
+
+
+THINKERS = sorted(name for name, source in SOURCES.items() if reasoning_of(source, "").open)
+
+
+@pytest.mark.parametrize("name", THINKERS)
+def test_thoughts_in_the_text_of_an_answer(name: str) -> None:
+    """Before the last question they are left out if the template leaves them out; behind it they stay."""
+    reasoning = reasoning_of(SOURCES[name], "")
+    template = reasoning.template(template_of(name), think=False)
+    thoughts = f"{reasoning.open}I wonder.{reasoning.close}\n\n"
+    given = [ASK, {**ANSWER, "content": thoughts + ANSWER["content"]}, MORE]
+    messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in given)
+    found = reasoning.without_thoughts(template, messages)
+    if (plain := plainly(SOURCES[name], given, True, None)) is not None:
+        assert ("I wonder." in plain) is ("I wonder." in found[1].text)
+    assert found[1].text in (messages[1].text, ANSWER["content"])
+    build(template, Conversation(found))
+    assert reasoning.without_thoughts(template, messages[:2]) == messages[:2]
+
+
+def test_each_model_that_leaves_thoughts_out() -> None:
+    """So that the table above is not about templates that all keep them."""
+    dropped = ("Qwen3-0.6B", "Qwen3.5", "QwQ", "R1", "GLM-4.6", "MiniMax-M2", "Nemotron")
+    for model in dropped:
+        [name, *_] = [name for name in THINKERS if model in name]
+        reasoning = reasoning_of(SOURCES[name], "")
+        messages = tuple(Message(role, (TextPart("a</think>\n\nb"),)) for role in ("user", "assistant", "user"))
+        assert reasoning.without_thoughts(template_of(name), messages)[1].text == "b"

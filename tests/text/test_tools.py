@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from notes_cli.errors import ModelError, NotesError, SkillError
+from notes_cli.serve.responses_api import parse_responses
 from notes_cli.text.messages import (
     Conversation,
     ErratumPart,
@@ -153,6 +154,8 @@ def test_a_template_without_tools_gets_a_general_form(name: str) -> None:
     assert tuple(map(json.loads, definitions)) == Conversation((USER,), TOOLS).tools
     calls = text.rpartition("</tools>")[2].split("<tool_call>\n")[2:]
     assert [json.loads(call.partition("\n</tool_call>")[0])["name"] for call in calls] == ["get_weather", "get_time"]
+    head = text_of(build(template, Conversation((SYSTEM, USER), TOOLS)))
+    assert 0 < head.index("</tools>") < head.index("You are brief.") < head.index("Q?")  # as tools change rarely
     assert text.count("<tool_response>\n") == 2 and text.endswith(text_of(build(template, Conversation((USER,))))[-8:])
     nothing_special(chunks)
 
@@ -387,6 +390,28 @@ def test_each_tool_is_a_block(name: str) -> None:
         assert all(block in fewer for block in kept) and kept
 
 
+def test_the_tools_of_codex(tmp_path: Path) -> None:
+    """A file of them has the same functions as a request: of namespaces, with a grammar, without what OpenAI runs."""
+    plain: list[Any] = [tool["function"] for tool in TOOLS]
+    patch = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": {"definition": "start: x"}}
+    tools = [
+        {"type": "namespace", "name": "mcp__web", "tools": [{"type": "function", **one} for one in plain]},
+        *(patch, {"type": "web_search"}, {"type": "function", **plain[0], "strict": False}),
+    ]
+    file = tmp_path / "codex.json"
+    file.write_text(json.dumps({"tools": tools}))
+    found = load_tools(file).tools
+    asked = parse_responses({"input": "Q?", "tools": tools}, lambda _: [])
+    assert json.dumps(found) == json.dumps(asked.chat.tools)
+    names = [tool["function"]["name"] for tool in found]
+    assert names == ["apply_patch", "get_weather", "mcp__web__get_time", "mcp__web__get_weather"]
+    assert found[0]["function"]["description"] == "Edits.\n\nstart: x"
+    for wrong in ({}, {"name": "a", "tools": [1]}, {"name": "a", "tools": [{"type": "function"}]}):
+        file.write_text(json.dumps([{"type": "namespace", **wrong}]))
+        with pytest.raises(NotesError, match="name"):
+            load_tools(file)
+
+
 def test_files_of_other_programs(tmp_path: Path) -> None:
     """Lists, objects, an MCP server's reply, tools of a request, in any order: the same, as requests have them."""
     kept, file = ("name", "description"), tmp_path / "My tools.json"
@@ -401,10 +426,11 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(NotesError, match=says):
             load_tools(file)
-    for given in (plain[::-1], {"tools": plain}, TOOLS, mcp, {"tools": mcp}, wrapped, anthropic, responses):
+    turned = [dict(reversed(one.items())) for one in plain]
+    for given in (plain[::-1], {"tools": plain}, TOOLS, mcp, {"tools": mcp}, wrapped, anthropic, responses, turned):
         file.write_text(json.dumps(given))
         found = load_tools(file)
-        assert (found.name, found.tools) == ("my-tools", SET.tools)
+        assert (found.name, json.dumps(found.tools)) == ("my-tools", json.dumps(SET.tools)), "in the same order, too"
     with pytest.raises(NotesError, match="two tools of the name"):
         in_order([*TOOLS, TOOLS[0]])
     skill = tools_skill(template_of("Qwen-Qwen3-0.6B"), found)
