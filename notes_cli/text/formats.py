@@ -85,6 +85,7 @@ def _pdf(data: bytes) -> Document:
 
 
 def _html(data: bytes | str) -> Document:
+    import lxml  # noqa: F401  # parses for BeautifulSoup
     from bs4 import BeautifulSoup
     from markdownify import MarkdownConverter
 

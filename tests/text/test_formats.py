@@ -196,7 +196,7 @@ def test_damage_is_reported_in_one_line(tmp_path: Path, name: str, capfd: pytest
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("plain.pdf", "pypdf"), ("page.html", "markdownify"), ("report.docx", "mammoth")]
+    ("name", "module"), [("plain.pdf", "pypdf"), ("page.html", "lxml"), ("report.docx", "mammoth")]
 )
 def test_without_the_extra_a_document_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
