@@ -35,6 +35,7 @@ from notes_cli.engine.segment import Identity, LayerRows, Media, Segment, Stored
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.library.container import open_segment
+from notes_cli.library.segment_files import mark_use
 from notes_cli.runtime.assemble import APART
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.token_runs import MOVED, PlacedRun, Source, TextIndex
@@ -213,6 +214,7 @@ class PrefixStore:
         states = {end: block.state for end, block in zip(ends, blocks, strict=False)}
         if not sequence.dry and states[length] is None:
             states[length] = self._context.state(sequence.seq_id)
+            mark_use(segments[-1].path, length)
         sequence.restore_states({end: state for end, state in states.items() if state is not None})
 
     def save(self, sequence: KVSequence, tokens: Tokens, origins: Tokens, salt: str) -> None:

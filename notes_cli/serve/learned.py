@@ -59,7 +59,7 @@ DECAY = 0.9  # of the tokens that a block has spared, with each new block
 _ROLE = re.compile(rb"(?:\w+\n)?\s*")  # before the text of a message
 _PARAGRAPH = re.compile(rb"\n\s*\n(?=\S)")
 # Words of paragraphs about the present, which differ in each prompt.
-_PRESENT = re.compile(
+PRESENT_WORDS = re.compile(
     rb"(?i)\b(?:today|git ?status|working ?dir(?:ectory)?|cwd|current ?(?:date|time|day|dir(?:ectory)?|branch))\b"
 )
 _OBJECT = re.compile(rb'(?m)^\{|\{"type": ?"function"')
@@ -179,7 +179,7 @@ def blocks_of(paragraphs: Paragraphs, objects: Objects) -> Iterator[Found]:
     parts: list[Span] = []
     behind = {end for _, (_, end) in objects}  # paragraphs that begin there end a list of tools
     for (start, end), text in paragraphs:
-        if end - start > PRESENT or not (start in behind or _PRESENT.search(text)):
+        if end - start > PRESENT or not (start in behind or PRESENT_WORDS.search(text)):
             parts = [*parts[:-1], (parts[-1][0], end)] if parts and parts[-1][1] == start else [*parts, (start, end)]
     if parts := [(start, end) for start, end in parts if end - start >= SHORTEST]:
         yield [], tuple(parts)

@@ -2,7 +2,8 @@
 
 No part of such a prompt is of use elsewhere, but its beginning is: the K/V of the tokens before the first question, and
 the recurrent state after them. While the server is idle, that of the latest prompt becomes a file beside learned texts
-(serve/learned.py); at its start the server finds those files (`PrefixStore.add_file`).
+(serve/learned.py); at its start the server finds those files (`PrefixStore.add_file`). A text with words about the
+present would be another one the next time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from notes_cli.library.segment_files import LEARNED, segment_files
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefix_cache import PrefixCache, PrefixStore
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.learned import LEAST, name_of, write
+from notes_cli.serve.learned import LEAST, PRESENT_WORDS, name_of, write
 
 
 class SystemTexts:
@@ -29,14 +30,14 @@ class SystemTexts:
         """Add the files of this model to the store."""
         self._workspace, self._prefixes, self._store = workspace, prefixes, store
         self._library = Library(library.folder / LEARNED)
-        self._known: set[bytes] = set()  # tokens that have a file, or failed to get one
+        self._known: set[str] = set()  # names of texts that have a file, or get none
         self._writer = ThreadPoolExecutor(1, "system-texts")
         for _, path in segment_files(self._library.folder):
             with suppress(NotesError):  # damaged: it is removed when there is no room for others
                 segment = peek(path)
                 if segment.prefix_only and not segment.base and segment.identity == workspace.identity:
                     store.add_file(segment)
-                    self._known.add(segment.tokens.tobytes())
+                    self._known.add(segment.name)
 
     def close(self) -> None:
         """Wait for files that are being written."""
@@ -49,16 +50,21 @@ class SystemTexts:
             return
         length, sequence = prefix.layout.opening, prefix.sequence
         tokens = prefix.tokens[:length].copy()
+        name = name_of(tokens)
         decoded = not prefix.origins[:length].any() and not any(image.first < length for image in sequence.images)
         state = sequence.states.get(length)
-        if length < LEAST or not decoded or state is None or tokens.tobytes() in self._known:
+        if length < LEAST or not decoded or state is None or name in self._known:
             return
-        self._known.add(tokens.tobytes())
+        self._known.add(name)
         with suppress(NotesError, MemoryError):  # it is read again after a restart
+            talk = prefix.layout.prompt.conversation
+            texts = [message.text.encode() for message in talk.messages if message.role == "system"] if talk else []
+            if any(map(PRESENT_WORDS.search, texts)):
+                return
             context, text = self._workspace.context, self._workspace.model.text(tokens)
             rows, _ = sequence.read(0, len(sequence), context.lossless_type)  # no part can be read
             states = iter(context.state_rows(state))
             layers = [next(states) if layer.part == "state" else layer.cut(slice(length)) for layer in rows]
-            what = name_of(tokens), "", text, tokens, 0, np.zeros(0, np.int32), ()
+            what = name, "", text, tokens, 0, np.zeros(0, np.int32), ()
             segment = Segment(*what, self._workspace.identity, layers, prefix_only=True)
             self._writer.submit(write, self._library, segment)

@@ -119,6 +119,7 @@ def test_a_system_text_survives_a_restart(tmp_path: Path, name: str) -> None:
     """With the bits of a prompt that was read; a file that is damaged is read as if there were none."""
     again, talk = [LONGER, said("user", "Another question")], [LONGER, *TALK[1:]]
     with serving(tmp_path, name) as served:
+        answered(served, [said("system", LONGER["content"] + "It is 4 May today."), again[1]])  # gets no file
         wanted = answered(served, again)
         for _ in range(1000):
             if kept := [*(tmp_path / "library" / "learned").glob("*.gguf")]:
