@@ -564,12 +564,17 @@ def _cut_call(answer: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall | Non
 def _with_arguments(call: ToolCall, text: str) -> ToolCall:
     """Return a call with the arguments in their JSON. If that is not whole, it stays as it is, and the arguments are as
     many of them as there are."""
-    try:
-        arguments = json.loads(text)
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
-        return replace(call, arguments=_beginning(text), cut=text)
-    return replace(call, arguments=arguments)
+    whole = _object_in(text)
+    return replace(call, arguments=_beginning(text), cut=text) if whole is None else replace(call, arguments=whole)
+
+
+def _object_in(text: str) -> Mapping[str, Any] | None:
+    """Return an object that JSON can hold; None for another text."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def _beginning(text: str) -> Mapping[str, Any]:
@@ -582,12 +587,7 @@ def _beginning(text: str) -> Mapping[str, Any]:
             continue
         closing = {"{": "}", "[": "]"}.get(sign, "") + closing if sign in "{[," else closing[1:]
         before = text[: match.start() if sign == "," else match.end()] + closing
-    for whole in (text + '"' * quoted + closing, before):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(whole)
-            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-            return value if isinstance(value, dict) else {}
-    return {}
+    return _object_in(text + '"' * quoted + closing) or _object_in(before) or {}
 
 
 def _new_id() -> str:

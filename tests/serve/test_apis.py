@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
@@ -10,9 +11,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Answer, Counts, Settings, Text
 from notes_cli.serve.responses_api import ResponsesReply, parse_responses
 from notes_cli.text.messages import ToolCall
+from notes_cli.text.tools import load_tools
 
 from .conftest import QUESTION, Json, Served
 
@@ -310,6 +313,28 @@ def test_a_tool_of_a_namespace(served: Served) -> None:
     assert (call["name"], call["namespace"]) == ("look", "b")
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}
     post(served, RESPONSES, {"input": [call, result], "tools": spaces})
+
+
+def test_the_tools_of_codex(tmp_path: Path) -> None:
+    """A file of them has the same functions as a request: of namespaces, with a grammar, without what OpenAI runs."""
+    plain = [{"name": name, "description": "Looks.", "parameters": PARAMETERS} for name in ("look", "find")]
+    patch = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": {"definition": "start: x"}}
+    tools = [
+        {"type": "namespace", "name": "mcp__web", "tools": [{"type": "function", **one} for one in plain]},
+        *(patch, {"type": "web_search"}, {"type": "function", **plain[0], "strict": False}),
+    ]
+    file = tmp_path / "codex.json"
+    file.write_text(json.dumps({"tools": tools}))
+    found = load_tools(file).tools
+    asked = parse_responses({"input": "Q?", "tools": tools}, lambda _: [])
+    assert json.dumps(found) == json.dumps(asked.chat.tools)
+    names = [tool["function"]["name"] for tool in found]
+    assert names == ["apply_patch", "look", "mcp__web__find", "mcp__web__look"]
+    assert found[0]["function"]["description"] == "Edits.\n\nstart: x"
+    for wrong in ({}, {"name": "a", "tools": [1]}, {"name": "a", "tools": [{"type": "function"}]}):
+        file.write_text(json.dumps([{"type": "namespace", **wrong}]))
+        with pytest.raises(NotesError, match="name"):
+            load_tools(file)
 
 
 def test_allowed_tools(served: Served) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from notes_cli.errors import ModelError, NotesError, SkillError
-from notes_cli.serve.responses_api import parse_responses
 from notes_cli.text.messages import (
     Conversation,
     ErratumPart,
@@ -388,28 +387,6 @@ def test_each_tool_is_a_block(name: str) -> None:
         fewer = text_of_tools((*tools[:number], *tools[number + 1 :])).text
         kept = [block.strip(", \n") for block, has in zip(blocks, named, strict=True) if left_out not in has]
         assert all(block in fewer for block in kept) and kept
-
-
-def test_the_tools_of_codex(tmp_path: Path) -> None:
-    """A file of them has the same functions as a request: of namespaces, with a grammar, without what OpenAI runs."""
-    plain: list[Any] = [tool["function"] for tool in TOOLS]
-    patch = {"type": "custom", "name": "apply_patch", "description": "Edits.", "format": {"definition": "start: x"}}
-    tools = [
-        {"type": "namespace", "name": "mcp__web", "tools": [{"type": "function", **one} for one in plain]},
-        *(patch, {"type": "web_search"}, {"type": "function", **plain[0], "strict": False}),
-    ]
-    file = tmp_path / "codex.json"
-    file.write_text(json.dumps({"tools": tools}))
-    found = load_tools(file).tools
-    asked = parse_responses({"input": "Q?", "tools": tools}, lambda _: [])
-    assert json.dumps(found) == json.dumps(asked.chat.tools)
-    names = [tool["function"]["name"] for tool in found]
-    assert names == ["apply_patch", "get_weather", "mcp__web__get_time", "mcp__web__get_weather"]
-    assert found[0]["function"]["description"] == "Edits.\n\nstart: x"
-    for wrong in ({}, {"name": "a", "tools": [1]}, {"name": "a", "tools": [{"type": "function"}]}):
-        file.write_text(json.dumps([{"type": "namespace", **wrong}]))
-        with pytest.raises(NotesError, match="name"):
-            load_tools(file)
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:
