@@ -44,9 +44,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_600, 32_500),
+    "package lines": Bound(37_850, 32_500),
     "package files": Bound(129, 130),
-    "test lines": Bound(35_640, 29_500),
+    "test lines": Bound(35_840, 29_500),
     "bench and training lines": Bound(15_760, 16_500),
     "docs lines": Bound(3_900, 4_000),
     "commands": Bound(19, 21),
