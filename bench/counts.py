@@ -44,9 +44,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_850, 32_500),
-    "package files": Bound(129, 130),
-    "test lines": Bound(35_840, 29_500),
+    "package lines": Bound(38_030, 32_500),
+    "package files": Bound(130, 130),
+    "test lines": Bound(35_885, 29_500),
     "bench and training lines": Bound(15_760, 16_500),
     "docs lines": Bound(3_900, 4_000),
     "commands": Bound(19, 21),
@@ -57,7 +57,7 @@ LIMITS = {
     "types in a question": Bound(60, 65),
     "types in a session's turn": Bound(75, 75),
     "types in a chat": Bound(62, 60),
-    "lines executed by a question": Bound(2_546, 2_000),
+    "lines executed by a question": Bound(2_575, 2_000),
     "functions of 3 statements in a question": Bound(335, 260),
     "modules imported by ask": Bound(59, 60),
 }
