@@ -183,7 +183,11 @@ def with_model_defaults(text: str, model: str, chosen: Mapping[str, str]) -> str
     """Return the text of config.yaml with these defaults of a model in place of those that it had. All other lines stay
     as they are."""
     key = f"  {json.dumps(model, ensure_ascii=False)}:"
-    entry = "".join(f"{line}\n" for line in (key, *(f"    {name}: {value}" for name, value in chosen.items())))
+    shown = {
+        name: value if re.fullmatch(r"[\w+]+", value) else json.dumps(value, ensure_ascii=False)
+        for name, value in chosen.items()
+    }
+    entry = "".join(f"{line}\n" for line in (key, *(f"    {name}: {value}" for name, value in shown.items())))
     text += "\n" if text and not text.endswith("\n") else ""
     for place in (rf"(?m)^{re.escape(key)} *\n(    .*\n)*", r"(?m)^defaults: *(#.*)?\n"):
         if match := re.search(place, text):

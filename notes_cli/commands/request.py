@@ -59,8 +59,9 @@ _QUESTION = {
     ),
     "errata": row(
         "--erratum FIELD=VALUE",
-        "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. Or "
-        "free text (Note: ...), before the question. Repeatable; of a field the last one wins.",
+        "A correction: the KV entries of the field are computed again, and a sentence after the skills states it. OLD "
+        '=> NEW ("the 27th => the 28th") names any value by its text. Or free text (Note: ...), before the question. '
+        "Repeatable; of a field the last one wins.",
         callback=errata_of_skills,
         shell_complete=FIELD_VALUES,
         multiple=True,
@@ -128,7 +129,9 @@ _SPLICE = {  # all are rare
         f"Skills in the system message, or right before the question.{_CONFIGURED}early]",
         type=click.Choice(["early", "late"]),
     ),
-    "wording": row("--wording FORM", "How errata are worded (prompts/errata.json)."),
+    "wording": row(
+        "--wording FORM", "How errata are worded: a name (prompts/errata.json), or a sentence with {field} and {value}."
+    ),
     "strict": row("--strict", "Refuse a skill that cannot be spliced here, instead of decoding it.", is_flag=True),
     "exact": row(
         "--exact",

@@ -9,7 +9,8 @@ edit would discard is not spliced. Sessions edit skills that are in the sequence
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -17,8 +18,11 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.positions import Patch, position_map
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import Help, NotesError, Remedy, UnsupportedError
+from notes_cli.errors import Help, NotesError, Remedy, SkillError, UnsupportedError
+from notes_cli.text.erratum import Fielded
 from notes_cli.text.fields import Field, Hole, clean_value, fill, token_spans
+
+S = TypeVar("S", bound=Fielded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,26 @@ def field_spans(model: Model, text: str, fields: Sequence[Field], tokens: Tokens
     pieces = [model.token_bytes(int(token)) for token in tokens]
     places = token_spans(text, pieces, [(field.start, field.end) for field in fields])
     return tuple(FieldSpan(*field, *place) for field, place in zip(fields, places, strict=True))
+
+
+def with_quoted(
+    model: Model, errata: Sequence[str], values: Mapping[str, str], skills: Sequence[S]
+) -> tuple[tuple[str, ...], dict[str, str], list[S]]:
+    """Return errata, and new values by field, with a field for each that names its place by the text there, and the
+    skills with these fields. Raises SkillError as `name_quoted` does, and for a place in a skill with an image."""
+    from notes_cli.text.quotations import name_quoted
+
+    errata, values, added = name_quoted(errata, values, skills)
+
+    def named(skill: S) -> S:
+        if skill.name not in added:
+            return skill
+        if getattr(skill, "media", ()):
+            raise SkillError(f"{skill.name} has an image, and only its fields can be corrected")
+        tokens = skill.tokens if isinstance(skill, Segment) else model.tokenize(skill.text)
+        return replace(skill, fields=field_spans(model, skill.text, added[skill.name], tokens))  # type: ignore[type-var]
+
+    return errata, values, [*map(named, skills)]
 
 
 def _patches(

@@ -122,10 +122,8 @@ class GlobalErrata:
 
 
 class Text(Fielded, Protocol):
-    """A skill with its text: one that was loaded, or a segment."""
+    """A skill with its source: one that was loaded, or a segment."""
 
-    @property
-    def text(self) -> str: ...
     @property
     def source(self) -> str: ...
 

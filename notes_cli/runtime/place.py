@@ -104,8 +104,10 @@ def place(
     answered = any(message.role == "assistant" for message in messages)
     early = set() if answered or messages[0].role != "system" else _skills_of(messages[0])
     after, others = list[ErratumPart](), list[ErratumPart]()
+    by_name = {skill.name: skill for skill in skills}
     for key, erratum in due:
-        part = ErratumPart(word(erratum, policy.wording), key, values.get(key, ""))
+        skill = by_name[skill_of(key)] if key else next(iter(skills), None)
+        part = ErratumPart(word(erratum, policy.wording, skill), key, values.get(key, ""))
         (after if key in edited and skill_of(key) in early else others).append(part)
     stated = {key for key, _ in due if key}
     placed = [*messages]

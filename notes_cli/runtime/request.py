@@ -42,7 +42,8 @@ class Request:
 
     Options:
     splice: Skills to splice: names of compiled skills, paths of segment files or texts, or Segments.
-    errata: Corrections stated after the skills: `field=value` or free text, or a mapping of fields to values.
+    errata: Corrections stated after the skills: `field=value`, `OLD => NEW` (of the text), free text, or a mapping of
+        fields to values.
     fields: New values of fields, a mapping, applied by `method`.
     method: Edit method for `fields`, a name or a Method.
     system: System text before the skills.
@@ -58,7 +59,7 @@ class Request:
     results: In a session, in place of a question: (tool, result) for each tool call of the last answer.
     seam: Tokens to recompute at the start of a skill that follows another context than at compile time.
     place: Place of the skills: "early" in the system message, or "late" before the question.
-    wording: Wording of errata, a name in prompts/errata.json.
+    wording: Wording of errata, a name in prompts/errata.json, or a sentence with {field} and {value}.
     recompute: Decode the same tokens instead of splicing them, to compare.
     decode: Names from `splice` to decode instead, so that these skills attend to the text before them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal
+from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, RECOMPUTE, SUFFIX, Change, Method, refusal, with_quoted
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import (
     GrammarError,
@@ -40,6 +40,7 @@ from notes_cli.text.erratum import (
     shipped_wordings,
     wording_form,
 )
+from notes_cli.text.fields import any_quoted
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import asking
 
@@ -89,6 +90,9 @@ def resolve(
     _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
     segments = with_unique_names(segments, [skill.name for skill in before])
+    if not goes_on and any_quoted((*request.errata, *request.fields)):
+        errata, fields, segments = with_quoted(workspace.model, request.errata, request.fields, segments)
+        request = replace(request, errata=errata, fields=fields)
     known = known_fields(*before, *segments)
     for_all = global_errata(workspace) if segments else ()
     if for_all or unapplied:

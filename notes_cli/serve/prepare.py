@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from notes_cli.editing.methods import FIELD
+from notes_cli.editing.methods import FIELD, with_quoted
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError, Notice, SegmentError, SessionError
 from notes_cli.library.global_errata import GlobalErrata
@@ -48,13 +48,16 @@ from notes_cli.serve.refusals import Refused, as_refusal, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, last_text, match_skills, skill_name
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import State
+from notes_cli.text.erratum import MOST_QUOTED, Fielded, language_forms
+from notes_cli.text.fields import any_quoted
 from notes_cli.text.messages import BETWEEN, Conversation, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.names import is_name
 from notes_cli.text.tools import form_of
 
 TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
 SPARE = 128  # tokens that bound the template's text in a session's turn
-SENTENCE = 32  # tokens that bound the wording around an erratum
+SENTENCE = 32  # tokens that bound the template's text around an erratum, and what is written twice in it
+QUOTED = 6 * MOST_QUOTED  # likewise the words around a place in it
 MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
@@ -293,7 +296,11 @@ def _prepare_chat(
     placed = _with_skills(messages, list(map(SkillPart, named)), settings.place)
     global_errata = state.errata.all() if state.errata and skills else ()
     with_fields = {name: segment for name, segment in skills.items() if not segment.is_image}
-    given = earlier, placed, with_fields, global_errata, request.notes.errata, settings.wording
+    errata = request.notes.errata
+    if any_quoted(errata):
+        errata, _, quoted = with_quoted(state.workspace.model, errata, {}, [*with_fields.values()])
+        skills |= (with_fields := {segment.name: segment for segment in quoted})
+    given = earlier, placed, with_fields, global_errata, errata, settings.wording
     add = partial(add_errata, *given, head=len(placed) > len(messages))
     messages, now = add(editable=editable)
     prompt = Prompt("", list(skills.values()), think=think, fields=now.in_place, method=FIELD)
@@ -319,7 +326,7 @@ def _prepare_chat(
     if request.tools and workspace.template.generic_tools:
         notice = f"{workspace.template.name} has no tools: the prompt describes them in a general form"
         ready.notices.append(Notice(notice))
-    return replace(ready, conversation=now, digests=digests)
+    return replace(ready, conversation=replace(now, client_errata=request.notes.errata), digests=digests)
 
 
 def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Layout:
@@ -479,11 +486,17 @@ def _session_tokens(workspace: Workspace, state: State, request: Request) -> int
     workspace.check_text("".join(texts))
     texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
-    tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
+    segments = [item for item in (*request.splice, *request.images, request.memory) if isinstance(item, Segment)]
+    skills: list[Fielded] = [*state.skills, *segments]
+    forms = {form for skill in skills for kind, form in language_forms(skill.text).items() if kind != "words"}
+    forms.add(request.wording or defaults(workspace).wording)
+    sentence = SENTENCE + max(len(workspace.model.tokenize(form)) for form in forms)
+    tokens += sentence * (len(request.errata) + len(request.fields) + len(state.pending))
+    named = [*request.errata, *request.fields, *state.corrections.pending]
+    tokens += QUOTED * sum("=>" in text or '"' in text for text in named)
     if request.memory is not None:  # a new copy, with the session's values in place, and their errata
-        tokens += sum(3 * len(workspace.model.tokenize(value)) + SENTENCE for value in state.fields.values())
-    segments = (*request.splice, *request.images, request.memory)
-    return tokens + sum(len(item) for item in segments if isinstance(item, Segment))
+        tokens += sum(3 * len(workspace.model.tokenize(value)) + sentence for value in state.fields.values())
+    return tokens + sum(map(len, segments))
 
 
 def _first_tokens(request: Request, max_new: int) -> int:

@@ -32,7 +32,7 @@ from notes_cli.serve.parsing import BILLING, ChatRequest, parse_notes
 from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import of_fields
-from notes_cli.text.fields import clean_value
+from notes_cli.text.fields import any_quoted, clean_value
 from notes_cli.text.keys import BREAKS
 from notes_cli.text.messages import BETWEEN, ErratumPart, Message, SkillPart, TextPart
 from notes_cli.text.skill import Skill, load_skill, skill_file, skill_sources
@@ -216,12 +216,18 @@ class Placer:
         chat = replace(chat, messages=tuple(map(_message, messages)))
         digests = prefix_digests(chat)
         state, _ = self._conversations.find(chat, digests)
+        errata = chat.notes.errata
+        if any_quoted(errata):
+            from notes_cli.text.quotations import name_quoted
+
+            errata, _, added = name_quoted(errata, {}, [*present.values()])
+            present |= {name: replace(present[name], fields=fields) for name, fields in added.items()}
         head = Message("system", tuple(SkillPart(skill.name) for skill in named))
         end = 1 + max(number for number, message in enumerate(messages) if message.get("role") in INPUTS)
         placed, state = add_errata(
-            *(state, [head, *chat.messages[:end]], present, self.texts.errata.all(), chat.notes.errata, None), head=True
+            *(state, [head, *chat.messages[:end]], present, self.texts.errata.all(), errata, None), head=True
         )
-        self._conversations.keep(chat, digests, state, ())
+        self._conversations.keep(chat, digests, replace(state, client_errata=chat.notes.errata), ())
         stated = [[part.sentence for part in one.parts if isinstance(part, ErratumPart)] for one in placed[1:]]
         for message, sentences in zip(messages, stated, strict=False):
             _put_after_skills(message, sentences)

@@ -45,6 +45,7 @@ from notes_cli.sessions.state import (
     Header,
     Op,
     OtherFormatError,
+    SkillText,
     Snapshot,
     SnapshotError,
     State,
@@ -86,6 +87,11 @@ class SessionFolder:
     @property
     def state(self) -> State:
         return self.snapshot.state if self.snapshot else State()
+
+    def add_fields(self, skills: tuple[SkillText, ...]) -> None:
+        """Put these skills, which have more fields, into the state. The next operation writes them."""
+        if snapshot := self.snapshot:
+            self._snapshot = replace(snapshot, state=replace(snapshot.state, skills=skills))
 
     @property
     def files(self) -> Mapping[str, str]:

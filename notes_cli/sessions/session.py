@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal
+from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Change, Method, amend, change, refusal, with_quoted
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.positions import images_of
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task
-from notes_cli.errors import EngineError, Help, NotesError, Notice, Say, SessionError, UnsupportedError
+from notes_cli.errors import EngineError, Help, NotesError, Notice, Say, SessionError, SkillError, UnsupportedError
 from notes_cli.library.container import peek
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, now
 from notes_cli.library.store import is_unmodified
@@ -50,7 +50,7 @@ from notes_cli.sessions.follow import render, text_of
 from notes_cli.sessions.session_kv import Planned, SessionKV
 from notes_cli.sessions.state import ANSWERED, Entry, Memory, Part, SkillText, State, Turn, messages_of, with_messages
 from notes_cli.text.erratum import Known, known_fields, read_errata
-from notes_cli.text.fields import clean_value
+from notes_cli.text.fields import any_quoted, clean_value, is_quoted
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Message, SkillPart, results_of, user_message
 from notes_cli.text.skill import Skill
@@ -120,6 +120,12 @@ class Session(SessionKV, AbstractContextManager["Session"]):
         if memory and memory.name == self._memory and len(had) < len(skills):
             had.append(memory)
             segments = [segment for segment in segments if segment is not memory]
+        if goes_on and any_quoted(request.errata):
+            errata, _, named = with_quoted(self.workspace.model, request.errata, {}, [*had, *segments])
+            request, had = replace(request, errata=errata), named[: len(had)]
+            segments = [skill for skill in named[len(had) :] if isinstance(skill, Segment)]
+            memory = next((one for one in segments if memory and one.name == memory.name), memory)
+            self.name_fields(had)
         self._read_at = now()
         draft = resolve(
             *(self.workspace, request, segments, callbacks),
@@ -130,6 +136,9 @@ class Session(SessionKV, AbstractContextManager["Session"]):
             begun=begun,
         )
         request, settings = draft.request, draft.settings
+        placed = (skill for skill in (*had, *draft.prompt.segments) if memory and skill.name == memory.name)
+        if any(is_quoted(span.name) for skill in placed for span in skill.fields):
+            raise SessionError("a memory is read again at each turn, and only its fields can be corrected")
         room = max_new_tokens(self.workspace, request, settings.think) if room is None else room
         if request.results:
             sequence = self.append_results(request.results, room, settings.think)
@@ -491,6 +500,10 @@ class Session(SessionKV, AbstractContextManager["Session"]):
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Entry]:
+        if any_quoted(values):
+            skills = [skill for skill in self.state.skills if skill.name != self._memory]
+            _, values, skills = with_quoted(self.workspace.model, (), values, skills)
+            self.name_fields(skills)
         return edits(self, values, method, callbacks.on_event)
 
     def compact(self) -> Removed:
@@ -527,6 +540,15 @@ def add_errata(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, 
 
 def errata_of(skills: Mapping[str, Segment | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
     """Return errata for new values of fields, as in `add_errata`. Raises SkillError for a field that no skill has."""
+    if any(map(is_quoted, values)):
+        from notes_cli.text.quotations import name_quoted
+
+        _, values, added = name_quoted((), values, [*skills.values()])
+        if added:
+            text = f"a text of {next(iter(added))} that is no field is corrected in a session, and not in all"
+            raise SkillError(
+                text, "Make it a field: write {{name}} in its place, and its value under fields: at the top"
+            )
     known = known_fields(*skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():

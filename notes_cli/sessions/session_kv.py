@@ -8,7 +8,7 @@ follows the last of them before a change is decoded again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -28,7 +28,8 @@ from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.follow import follow
-from notes_cli.sessions.state import ROPE, TRACE, Entry, Header, Op, Rows, State
+from notes_cli.sessions.state import ROPE, TRACE, Entry, Header, Op, Rows, SkillText, State
+from notes_cli.text.erratum import Fielded
 
 CHUNK = 512  # positions restored at once
 FILES = 4  # K/V files that are mapped at once, a file descriptor each
@@ -87,6 +88,14 @@ class SessionKV:
         if self._sequence is not None:
             self._sequence.close()
         self._sequence, self._unwritten, self._turn = None, False, None
+
+    def name_fields(self, skills: Iterable[Fielded]) -> None:
+        """Give the state's skills the fields of these, which have more of them. The next commit keeps them."""
+        fields = {skill.name: skill.fields for skill in skills if isinstance(skill, SkillText)}
+        state = self.state
+        new = [replace(skill, fields=fields.get(skill.name, skill.fields)) for skill in state.skills]
+        if new != list(state.skills):
+            self.stored.add_fields(tuple(new))
 
     # Operations.
 

@@ -203,10 +203,10 @@ class State:
     @property
     def pending(self) -> dict[str, str]:
         """The errata of the next question in the default wording, by the key of the field."""
-        pending = {}
+        pending, skills = {}, {skill.name: skill for skill in self.skills}
         for name in self.corrections.pending:
             target = self.known.find(name)[0]
-            pending[target.key] = word(target.erratum(self.corrections.values[name]))
+            pending[target.key] = word(target.erratum(self.corrections.values[name]), skill=skills[target.skill])
         return pending
 
     def key(self, name: str) -> str:

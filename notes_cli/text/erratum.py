@@ -1,21 +1,23 @@
 """Parses errata (`field=value` or free text), resolves the fields that they name, and words them as sentences.
 
-Wordings are in prompts/errata.json. {field}, {value}, {skill} and {text} are filled in one pass, so that braces in
-values stay. prompt.py places errata in a prompt.
+Wordings are in prompts/errata.json, the default one in several languages, of which that of the skill is taken. {field},
+{value} and the other slots are filled in one pass, so that braces in values stay. prompt.py places errata in a prompt.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from notes_cli.config import resource
 from notes_cli.errors import Help, SkillError
-from notes_cli.text.fields import clean_value
+from notes_cli.text.fields import clean_value, is_quoted
 from notes_cli.text.keys import MAX_WORDS, field_name, is_name, listed
 
 T = TypeVar("T")
@@ -23,7 +25,26 @@ COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.p
 NOTE = re.compile("note\\s*[:\uff1a]\\s*", re.IGNORECASE)  # before free text
 ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: possibly another field with its value
 MOST_NAMED = 256  # characters searched for such a name: skill and field have at most as many
-SLOT = re.compile(r"\{(field|value|text|skill)\}")
+SLOT = re.compile(r"\{(field|value|text|skill|line)\}")
+READ = 20_000  # characters of a text whose language is determined
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+# Words in Latin letters, Cyrillic, Arabic; parts as long as words in Chinese, kana and Hangul.
+WORDS = {
+    "latin": "[a-z\u00df-\u024f]+",
+    "ru": "[\u0400-\u052f]+",
+    "ar": "[\u0600-\u06ff]+",
+    "zh": "[\u3400-\u9fff]{1,2}",
+    "ja": "[\u3040-\u30ff]{1,2}",
+    "ko": "[\uac00-\ud7af]{1,3}",
+}
+WORD = re.compile("|".join(f"(?P<{script}>{word})" for script, word in WORDS.items()))
+# Letters of other languages in these scripts, and letters without which a text is not Russian.
+OTHERS = re.compile("[\u0456\u0457\u0454\u0491\u045e\u0458\u0459\u045a\u045b\u0452\u067e\u0686\u06af\u06cc\u0679]")
+RUSSIAN = re.compile("[\u044b\u044d\u0451]")
+KANA = 0.1  # at least this share of them in Japanese, which has Chinese characters, too
+FEWEST = 3  # frequent words of a language
+SENTENCE_END = re.compile(r"[.!?]\s|[\u3002\uff01\uff1f]")
+MOST_QUOTED = 60  # characters on either side of a value in a sentence about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +71,7 @@ class OfField(str):
 def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
     """Return errata for new values by field. Raises SkillError for a name that no field can have."""
     for name in errata:
-        if not name.strip() or "=" in name:
+        if not name.strip() or ("=" in name and not is_quoted(name)):
             raise SkillError(f"an erratum is of {name!r}, and no field is called so")
     return tuple(OfField(f"{name}={value}") for name, value in errata.items())
 
@@ -66,6 +87,9 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
+    before, mark, after = text.partition('"=')  # of a place that has its text as name, which may have = in it
+    if field_name(f'{before}"') in known_fields:
+        name, equals, value = f'{before}"', mark, after
     colon = None if is_field else COLON.search(text)
     if field_name(name) not in known_fields and colon and field_name(text[: colon.start()]) in known_fields:
         name, equals, value = text[: colon.start()], colon[0], text[colon.end() :]
@@ -119,29 +143,85 @@ def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
     return errata
 
 
-def word(erratum: Erratum, wording: str | None = None) -> str:
-    """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
+def word(erratum: Erratum, wording: str | None = None, skill: Fielded | None = None) -> str:
+    """Return the erratum as a sentence for the model, in the language of the skill. `wording`: a name, or a sentence
+    with {field} and {value}. Raises SkillError for an unknown one."""
+    forms = language_forms(skill.text if skill else "")
     if erratum.field is None or erratum.value is None:
-        return _fill(shipped_wordings()["free"], {"text": NOTE.sub("", erratum.text, count=1)})
-    field = erratum.field
+        return _fill(forms["free"], {"text": NOTE.sub("", erratum.text, count=1)})
+    field, form = erratum.field, wording_form(wording, forms)
     if erratum.skill:
-        field = _fill(shipped_wordings()["of"], {"field": field, "skill": erratum.skill})
-    return _fill(wording_form(wording), {"field": field, "value": erratum.value})
+        field = _fill(forms["of"], {"field": field, "skill": erratum.skill})
+    values = {"field": field, "value": erratum.value}
+    if skill and is_quoted(erratum.field) and wording in (None, shipped_wordings()["default"]):
+        values["line"] = _line_with(skill, erratum.field, erratum.value)
+        form = forms["place"]
+    return _fill(form, values)
 
 
-def wording_form(wording: str | None) -> str:
-    """Return the sentence with slots of a wording; None: of the default one. Raises SkillError for an unknown one."""
+def wording_form(wording: str | None, forms: Mapping[str, str] = {}) -> str:
+    """Return the sentence with slots of a wording, of the `forms` of a language if they have it; None: of the default
+    one. Raises SkillError for an unknown one, and for a sentence without the slots."""
     wordings = shipped_wordings()
-    form: str | None = wordings["wordings"].get(wording or wordings["default"])
+    name = wording or wordings["default"]
+    form: str | None = forms.get(name) or wordings["wordings"].get(name)
+    if form is None and {"{field}", "{value}"} <= {match[0] for match in SLOT.finditer(name)}:
+        return name
     if form is None:
-        raise SkillError(f"no erratum wording {wording!r}", f"Known wordings: {', '.join(wordings['wordings'])}")
+        known = f"Known wordings: {', '.join(wordings['wordings'])}"
+        raise SkillError(f"no erratum wording {wording!r}", f"{known}; or a sentence with {{field}} and {{value}}")
     return form
+
+
+def language_forms(text: str) -> Mapping[str, str]:
+    """Return the wordings in the language of a text by kind: `now` (not of English), `place`, `free`, `of`."""
+    languages: Mapping[str, Mapping[str, str]] = shipped_wordings()["languages"]
+    return {**languages["en"], **languages[language_of(text[:READ])]}
+
+
+@lru_cache(256)
+def language_of(text: str) -> str:
+    """Return the language of a text, of those in prompts/errata.json: by its script, or in Latin letters by its most
+    frequent words. English if it is another one, or unclear."""
+    text = CODE.sub(" ", unicodedata.normalize("NFC", text).casefold())
+    found = Counter((str(match.lastgroup), match[0]) for match in WORD.finditer(text))
+    scripts = Counter[str]()
+    for (script, _), count in found.items():
+        scripts[script] += count
+    script = max(scripts, key=lambda name: scripts[name], default="latin")
+    if script in ("zh", "ja"):
+        return "ja" if scripts["ja"] > KANA * (scripts["ja"] + scripts["zh"]) else "zh"
+    if script != "latin":
+        return "en" if OTHERS.search(text) or (script == "ru" and not RUSSIAN.search(text)) else script
+    lists = {
+        name: forms["words"].split() for name, forms in shipped_wordings()["languages"].items() if "words" in forms
+    }
+    counts = Counter({name: sum(found["latin", word] for word in words) for name, words in lists.items()})
+    (first, most), (_, second) = counts.most_common(2)
+    return first if most >= FEWEST and most > second else "en"
+
+
+def _line_with(skill: Fielded, field: str, value: str) -> str:
+    """Return the sentence of a place with its new value, or the words around it."""
+    span = next(span for span in skill.fields if span.name == field)
+    before = skill.text[: span.start].rpartition("\n")[2]
+    after = skill.text[span.end :].partition("\n")[0]
+    ends = [match.end() for match in SENTENCE_END.finditer(before)]
+    before = before[ends[-1] if ends else 0 :]
+    end = SENTENCE_END.search(after)
+    after = after[: end.start() + 1] if end else after
+    if len(before) > MOST_QUOTED:
+        before = "\u2026" + before[-MOST_QUOTED:].partition(" ")[2]
+    if len(after) > MOST_QUOTED:
+        after = after[:MOST_QUOTED].rpartition(" ")[0] + "\u2026"
+    return f"{before}{value}{after}".strip()
 
 
 @cache
 def shipped_wordings() -> Mapping[str, Any]:
-    """Return prompts/errata.json: `wordings` of fields by name, the name of the `default`, the wording of `free` text,
-    and how a field is named `of` a skill, where several skills have one of that name."""
+    """Return prompts/errata.json: `wordings` of fields by name, the name of the `default`, and by language the default
+    one, those of a `place` and of `free` text, how a field is named `of` a skill where several skills have one of that
+    name, and frequent words."""
     data: dict[str, Any] = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
     return data
 
@@ -229,12 +309,16 @@ class Known(Collection[str]):
 
 
 class Valued(Protocol):
-    """A field with its value."""
+    """A field with its value: characters [start, end) of a text."""
 
     @property
     def name(self) -> str: ...
     @property
     def value(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
 
 
 class Fielded(Protocol):
@@ -242,6 +326,8 @@ class Fielded(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
     @property
     def fields(self) -> Sequence[Valued]: ...
 

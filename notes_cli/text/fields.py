@@ -35,6 +35,8 @@ BREAK = re.compile(f"[{BREAKS}]")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # except white space
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
+ARROW = re.compile(r"(?:^|\s+)=>(?:\s+|$)")  # between an old text and a new one (quotations.py)
+
 Span = tuple[int, int]  # characters [first, last)
 
 
@@ -297,12 +299,28 @@ def _start(value: str) -> str:
     return value if len(value) <= 80 else value[:79] + "\u2026"
 
 
+def quoted(text: str) -> str:
+    """Return the name of a place that is named by its text."""
+    return '"{}"'.format(text.replace('"', "'"))
+
+
+def is_quoted(name: str) -> bool:
+    return len(name) > 2 and name[0] == name[-1] == '"'
+
+
+def any_quoted(texts: Iterable[str]) -> bool:
+    """Return True if one of these errata or names of fields may name a place by its text (quotations.py)."""
+    return any("=>" in text or text.startswith('"') for text in texts)
+
+
 def parse_values(texts: Sequence[str]) -> dict[str, str]:
-    """Parse new values of fields, each `name=value`; the last of a name counts. Raises SkillError."""
+    """Parse new values of fields, each `name=value` or `OLD => NEW`; the last of a name counts. Raises SkillError."""
     values = {}
     for text in texts:
         written, equals, value = text.partition("=")
         name = field_name(written)
+        if arrow := ARROW.search(text, 1):
+            name, value = quoted(field_name(text[: arrow.start()])), text[arrow.end() :]
         if not equals or not name:
             raise SkillError(f"{text!r} is not a field and its value", "Write NAME=VALUE")
         values[name] = clean_value(name, value)

@@ -4,12 +4,14 @@ A line `Key: value`, alone or as an item of a list, gives the field Key a value 
 as data (`is_value`); a key of several words must also be set apart from prose. In a table of two columns the first cell
 is the name: `| Basic | 5 EUR |`, or `Days late 1-7` if the cell is a number, after the title of its column. The second
 is a value if it is an amount or an address, or any data if the title says so (`Default`, `Owner`: prompts/keys.yaml).
+In a list of records, `- name: Desk lamp` and `state: off` below it, the field is `Desk lamp state`.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -59,6 +61,8 @@ PROSE = re.compile(
     r"|,\s(?!\d|[<>~\u2264\u2265\u20ac]+\s?\d|[A-Z]{0,3}\$\d)|\s[-\u2013\u2014]\s(?!\d)"
 )
 EXAMPLE = re.compile(r"e\.g\.|\u2192|->")  # in a comment, too
+# Before a name; the full stop ends no sentence: Dr. Farida Nasser, J. R. Miller, St. Gallen.
+TITLE = re.compile(r"(?<!\S)(?:Dra?|Prof|Mrs?|Ms|Sra?|Hr|Fr|Herr|Frau|Mme|M|Ing|Dipl|St|Co|[A-Z])\.[ \t]+(?=\S)")
 SMALL = frozenset(["+", "&", "to", "of", "and", "the", "for", "only", "de", "la", "von", "van", "und", "bis"])
 
 # Tables.
@@ -99,10 +103,13 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
     shaped = {match.start(): match for match in KEY_LINE.finditer(text)}
     data = {first for first, match in shaped.items() if is_value(match["value"]) and _reads_as_name(match)}
     result, lines = list[KeyLine](), list(_lines(text)) if shaped else []
+    records = _record_names([shaped.get(first) for first, _ in lines])
     for number, (first, line) in enumerate(lines):
         match = shaped.get(first)
-        name = field_name(match["key"].strip("`")) if match else ""
+        key = name = field_name(match["key"].strip("`")) if match else ""
         if not match or (first not in data and name not in declared):
+            continue
+        if name not in declared and not (name := records.get(first, name)):
             continue
         neighbours = [lines[neighbour] for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(lines)]
         isolated = all(
@@ -113,11 +120,35 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
         )
         adjacent = any(start in data for start, _ in neighbours)
         # One word of ASCII may be among lines of prose.
-        if FIELD_NAME.fullmatch(name) or name in declared or (isolated and (adjacent or _is_alone(match))):
+        if FIELD_NAME.fullmatch(key) or name in declared or (isolated and (adjacent or _is_alone(match))):
             value = match["value"] if declared.get(name) == match["value"] else _inner(match["value"])
             start = match.start("value") + match["value"].index(value)
             result.append(KeyLine(name, value, start, start + len(value), *match.span()))
     return result
+
+
+def _record_names(lines: Sequence[re.Match[str] | None]) -> dict[int, str]:
+    """Return the names of fields in records by the first character of their lines; empty for a line with the name of
+    the record. `lines`: of a text, those of the form `key: value`. A record is an item with further lines below it;
+    there are several with the same first key."""
+    records, last = list[list[re.Match[str]]](), None
+    for line in lines:
+        if line and line["item"]:
+            records.append([line])
+        elif line and last and line.start("key") - line.start() >= records[-1][0].start("key") - records[-1][0].start():
+            records[-1].append(line)
+        else:
+            line = None
+        last = line
+    records = [record for record in records if len(record) > 1]
+    count = Counter(record[0]["key"] for record in records)
+    names = dict[int, str]()
+    for record in records:
+        title = next((line for line in record if line["key"].casefold() in ("name", "title")), record[0])
+        for line in record if count[record[0]["key"]] > 1 else ():
+            name = field_name(f"{_inner(title['value'])} {line['key'].strip('`')}")
+            names |= {line.start(): "" if line is title else name} if is_name(name) else {}
+    return names
 
 
 def table_lines(text: str) -> list[KeyLine]:
@@ -159,7 +190,7 @@ def is_value(text: str) -> bool:
         return False
     if ADDRESS.fullmatch(plain) or (CODE.fullmatch(plain) and len(text) <= MAX_VALUE):
         return True
-    core = _inner(plain)
+    core = TITLE.sub("", _inner(plain))
     if len(text) > MAX_VALUE or PROSE.search(core) or _words("prose").intersection(core.casefold().split()):
         return False
     if number := NUMBER.search(core):
@@ -214,7 +245,8 @@ def _reads_as_name(match: re.Match[str]) -> bool:
         return False
     if not certain and (match["stop"] or match["key"].startswith("`") or key.casefold() in _words("headings")):
         return False
-    if len(words) > 1 and (key[0].islower() or plain[0] in _words("orders")):  # Use good ropes: 3 of them
+    order = plain[0] in _words("orders") and not (len(words) == 2 and plain[1] in _words("ends"))
+    if len(words) > 1 and (key[0].islower() or order):  # Use good ropes: 3 of them
         return False
     if len(words) > 1 and not certain and (plain[-1] in _words("leads") or plain[-1].isnumeric()):  # Step 2: Berth
         return False
@@ -232,9 +264,9 @@ def _words(kind: str) -> frozenset[str]:
 
 def _is_alone(match: re.Match[str]) -> bool:
     """Return True if a line counts without a neighbour of its kind: the key is in bold or one word of a script that has
-    capitals, or the value has a digit or is a constant."""
+    capitals, or the value has a digit or a title, or is a constant."""
     key, value = match["key"], match["value"]
-    evident = any(char.isdigit() for char in value) or ADDRESS.match(value) or CODE.match(value)
+    evident = any(char.isdigit() for char in value) or any(form.match(value) for form in (ADDRESS, CODE, TITLE))
     return bool(match["bold"] or (" " not in key and _has_case(key)) or evident)
 
 

@@ -14,11 +14,14 @@ from notes_cli.text.messages import ErratumPart, Message, SkillPart, TextPart, a
 class Field(NamedTuple):
     name: str
     value: str
+    start: int = 0
+    end: int = 0
 
 
 class Skill(NamedTuple):
     name: str
     fields: tuple[Field, ...]
+    text: str = ""
 
 
 RETURNS = Skill("returns", (Field("date", "June"), Field("tier", "gold")))

@@ -308,3 +308,16 @@ def test_exact_chats_are_corrected_by_errata_alone(served: Served) -> None:
     spliced = served.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "cache_salt": "other"})
     assert reply_text(whole) == reply_text(spliced) == "refused"
     assert whole["notes"]["counts"]["total"] == spliced["notes"]["counts"]["total"]
+
+
+def test_a_value_named_by_its_text(own: Served) -> None:
+    """Of a field or not, in each turn, where the conversation is found again; a text that is nowhere is a 400."""
+    talk: list[Json] = []
+    named = ["2026-05-01 => 2026-07-01", "over 500 => over 100"]
+    assert reply_text(turn(own, talk, ASK, errata=named)) == "refused"
+    second = turn(own, talk, ASK, errata=named)
+    assert reply_text(second) == "refused" and errata(second) == 2
+    assert any(how == "live" for _, how, _ in pieces(second))
+    body = {"messages": [ASK], "notes": {"splice": ["returns"], "errata": ["over 600 => over 100"]}}
+    refused = own.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400 and "The lines that come near: returns line 11" in refused.text

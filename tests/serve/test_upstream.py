@@ -495,3 +495,13 @@ def test_the_other_servers_prefix_is_kept(served: Served, tmp_path: Path) -> Non
                 shares[url] = (usage.prompt_tokens_details.cached_tokens or 0) / usage.prompt_tokens
         direct, ours = shares.values()
         assert ours > 0.75 and direct < 0.5  # it finds runs of its compiled texts
+
+
+def test_a_value_named_by_its_text(fake: Fake, http: httpx.Client) -> None:
+    """It is stated with its sentence, in the same place in the next turn."""
+    how = {"splice": ["returns"], "errata": ["2026-05-01 => 2027-02-03", "over 500 => over 100"]}
+    ask(http, QUESTION, notes=how)
+    first = contents(fake)
+    assert NOW in first[1] and '"over 500" is now "over 100": - If the amount is over 100 then' in first[1]
+    ask(http, QUESTION, {"role": "assistant", "content": "No."}, QUESTION, notes=how)
+    assert contents(fake)[:2] == first and contents(fake)[3] == QUESTION["content"]

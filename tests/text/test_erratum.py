@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.erratum import Erratum, Known, Reference, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.erratum import (
+    Erratum,
+    Known,
+    Reference,
+    language_forms,
+    language_of,
+    parse_erratum,
+    read_errata,
+    shipped_wordings,
+    word,
+)
+from notes_cli.text.fields import Field
+from notes_cli.text.skill import Skill
 
 KNOWN = {"date", "tier", "日期", "Delivery time", "Größe", "returns.date"}
 NAMES = st.sampled_from(["returns", "support", "規則"])
@@ -175,10 +187,55 @@ def test_wordings() -> None:
         "Apply the current value."
     )
     wordings = shipped_wordings()
-    assert wordings["default"] in wordings["wordings"] and "{text}" in wordings["free"]
-    assert "{field}" in wordings["of"] and "{skill}" in wordings["of"]
+    assert wordings["default"] in wordings["wordings"]
     assert all("{field}" in form and "{value}" in form for form in wordings["wordings"].values())
-    with pytest.raises(SkillError, match="Known wordings: now, changed"):
-        word(Erratum("a", "b", ""), "loud")
+    for wrong in ("loud", "the new {value}", "{field}: {text}"):
+        with pytest.raises(SkillError, match=r"Known wordings: now, changed.*; or a sentence with {field} and {value}"):
+            word(Erratum("a", "b", ""), wrong)
+    assert word(date, "From now on {value} for {field}, {skill}") == "From now on 2026-07-01 for date, {skill}"
     assert word(Erratum("date", "{field}{0}{text}", ""), "line") == "Correction. date: {field}{0}{text}"
     assert word(Erratum(None, None, "{text} {value}")) == "Correction: {text} {value}"
+
+
+TEXTS = {
+    "en": "# Shop\n\nDelivery time: 3 days\n\nWe ship with the post, and take back what is not used.",
+    "de": "# Laden\n\nLieferzeit: 3 Tage\n\nWir liefern mit der Post und nehmen zuru\u0308ck, was nicht benutzt ist.",
+    "es": "# Tienda\n\nPlazo: 3 días\n\nEnviamos por correo y aceptamos la devolución en la tienda.",
+    "fr": "# Boutique\n\nDélai : 3 jours\n\nNous livrons par la poste et les retours sont acceptés.",
+    "pt": "# Loja\n\nPrazo: 3 dias\n\nEnviamos pelo correio e não aceitamos a devolução do que está usado.",
+    "ru": "# Лавка\n\nДень: 3 июня\n\nНужны ли билеты? Да, были бы они дёшевы.",  # noqa: RUF001
+    "ar": "# متجر\n\nمدة: 3 يوم\n\nنحن نقبل كل شيء.",
+    "zh": "# 商店\n\n配送时间\uff1a3 天\n\n我们接受退货\u3002API: `GET /v1/orders of the shop` is JSON\u3002",
+    "ja": "# 店\n\n配送時間\uff1a3日\n\n返品は店で受け付けます\u3002",
+    "ko": "# 매장\n\n배송 기간: 3일\n\n반품은 매장에서 받습니다.",
+}
+
+
+def test_the_language_of_the_skill() -> None:
+    """All ten are told apart; other languages in their scripts, and texts of data, get English as before."""
+    assert {language: language_of(text) for language, text in TEXTS.items()} == {name: name for name in TEXTS}
+    for text in (
+        *("", "date: 2026-06-01", "die: 5\nla: 4", "Ціна: 5. Ми приймаємо повернення", "Цена: 5", "قیمت: 5 پوند"),
+        *("Butiken är öppen och det är gratis.", "Il negozio è aperto e gli ordini sono spediti con la posta."),
+        "Use `der die das und ist nicht` in the text\n```\nder die das und ist nicht mit\n```",
+    ):
+        assert language_forms(text)["free"] == "Correction: {text}" and "now" not in language_forms(text), text
+    for name in TEXTS:
+        forms = language_forms(TEXTS[name])
+        assert all("{field}" in forms[kind] and "{value}" in forms[kind] for kind in ("now", "place") if kind in forms)
+        assert "{line}" in forms["place"] and "{text}" in forms["free"] and "{skill}" in forms["of"], name
+
+
+def test_an_erratum_in_the_language_of_its_skill() -> None:
+    """A named wording stays English, one of one's own as it is; a place comes with its sentence."""
+    text = "Wir sind bis 17 Uhr da. Die Frist ist am 5. des Monats. Mehr steht hier."
+    skill = Skill("laden", "", text, (Field('"17 Uhr"', "17 Uhr", 13, 19),), "")
+    assert word(Erratum("Frist", "9 Tage", ""), None, skill) == (
+        "Korrektur: Frist ist jetzt 9 Tage. Das ersetzt die frühere Angabe."
+    )
+    assert word(Erratum("Frist", "9", "", "laden"), "now", skill).startswith("Korrektur: Frist von laden ist jetzt 9.")
+    assert word(Erratum(None, None, "Note: Neu."), None, skill) == "Korrektur: Neu."
+    assert word(Erratum("Frist", "9", ""), "changed", skill) == "Update: the Frist has changed to 9."
+    place = Erratum('"17 Uhr"', "18 Uhr", "")
+    assert word(place, None, skill) == 'Korrektur: "17 Uhr" ist jetzt "18 Uhr": Wir sind bis 18 Uhr da.'
+    assert word(place, "{field} -> {value}", skill) == '"17 Uhr" -> 18 Uhr'

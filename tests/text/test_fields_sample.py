@@ -75,6 +75,23 @@ FIELDS: dict[str, dict[str, str]] = {
     "Help: help@ferry.example": {"Help": "help@ferry.example"},
     "    - Timeout: 30 seconds": {"Timeout": "30 seconds"},  # an item in another one
     "- **Valid until**: 2026-05-11": {"Valid until": "2026-05-11"},
+    "Pay day: the 27th\nWait time: 5 days": {"Pay day": "the 27th", "Wait time": "5 days"},
+    "Responsible person: Dr. Farida Nasser": {"Responsible person": "Dr. Farida Nasser"},
+    "Owner: J. R. Miller": {"Owner": "J. R. Miller"},
+    # Records, named by their name, else by their first line. One alone is none, nor are such with a sentence as name.
+    "- name: Desk lamp\n  state: off\n  Peak use: 40 W\n- name: Heater\n  state: off": {
+        "Desk lamp state": "off",
+        "Desk lamp Peak use": "40 W",
+        "Heater state": "off",
+    },
+    "- id: 4\n  name: Lamp\n  state: off\n\n- id: 5\n  name: Heater\n  state: on": {
+        "Lamp id": "4",
+        "Lamp state": "off",
+        "Heater id": "5",
+        "Heater state": "on",
+    },
+    "- name: Lamp\n  state: off\n- other: 4": {"name": "Lamp", "state": "off", "other": "4"},
+    "- step: Open it, slowly.\n  state: off\n- step: Shut it: now.\n  state: off": {"state": "off"},
     # Rows of tables, named by the first of two cells, and its title if it is a number.
     table("| Plan | Price |", "| Basic | 5 EUR |", "| **Large** | <https://x.example> |"): {
         "Basic": "5 EUR",
