@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(37_925, 32_500),
     "package files": Bound(129, 130),
-    "test lines": Bound(35_900, 29_500),
+    "test lines": Bound(35_905, 29_500),
     "bench and training lines": Bound(15_760, 16_500),
     "docs lines": Bound(3_905, 4_000),
     "commands": Bound(19, 21),
