@@ -93,9 +93,11 @@ def test_a_text_after_another_line(served: Served) -> None:
 
 def test_a_system_text_without_its_tools(served: Served) -> None:
     """As in a compaction: what ends the list of tools before it is no part of it."""
-    ask(served, THINGS[:4], tools=list(map(tool, THINGS[:3])))
+    system = {"role": "system", "content": "\n\n".join(map(part, THINGS[:4]))}
+    talk = [system, {"role": "user", "content": "Why?"}]
+    served.chat(talk, tools=list(map(tool, THINGS[:3])), max_tokens=2)
     wait(served)
-    found = ask(served, THINGS[:4], "dirty")
+    found = served.chat(talk, notes={"explain": True}, max_tokens=2)["notes"]["counts"]
     assert found["decoded"] < 0.3 * found["total"]
 
 
