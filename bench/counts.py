@@ -44,11 +44,11 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(37_600, 32_500),
-    "package files": Bound(129, 130),
-    "test lines": Bound(35_650, 29_500),
-    "bench and training lines": Bound(15_860, 16_500),
-    "docs lines": Bound(3_925, 4_000),
+    "package lines": Bound(38_900, 32_500),
+    "package files": Bound(132, 130),
+    "test lines": Bound(36_540, 29_500),
+    "bench and training lines": Bound(16_040, 16_500),
+    "docs lines": Bound(4_000, 4_000),
     "commands": Bound(19, 21),
     "lines of options": Bound(269, 260),
     "stored results in KB": Bound(97, 200),
@@ -57,8 +57,8 @@ LIMITS = {
     "types in a question": Bound(60, 65),
     "types in a session's turn": Bound(75, 75),
     "types in a chat": Bound(62, 60),
-    "lines executed by a question": Bound(2_575, 2_000),
-    "functions of 3 statements in a question": Bound(335, 260),
+    "lines executed by a question": Bound(2_585, 2_000),
+    "functions of 3 statements in a question": Bound(338, 260),
     "modules imported by ask": Bound(59, 60),
 }
 ENTERED = tuple(name for name in LIMITS if re.search("types|executed|functions|modules imported", name))

@@ -25,7 +25,7 @@ COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.p
 NOTE = re.compile("note\\s*[:\uff1a]\\s*", re.IGNORECASE)  # before free text
 ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: possibly another field with its value
 MOST_NAMED = 256  # characters searched for such a name: skill and field have at most as many
-SLOT = re.compile(r"\{(field|value|text|skill|line)\}")
+SLOT = re.compile(r"\{(field|value|text|skill)\}")
 READ = 20_000  # characters of a text whose language is determined
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 # Words in Latin letters, Cyrillic, Arabic; parts as long as words in Chinese, kana and Hangul.
@@ -44,6 +44,7 @@ RUSSIAN = re.compile("[\u044b\u044d\u0451]")
 KANA = 0.1  # at least this share of them in Japanese, which has Chinese characters, too
 FEWEST = 3  # frequent words of a language
 SENTENCE_END = re.compile(r"[.!?]\s|[\u3002\uff01\uff1f]")
+MARKS = " \t-*#>|"  # around a line of Markdown
 MOST_QUOTED = 60  # characters on either side of a value in a sentence about it
 
 
@@ -149,14 +150,13 @@ def word(erratum: Erratum, wording: str | None = None, skill: Fielded | None = N
     forms = language_forms(skill.text if skill else "")
     if erratum.field is None or erratum.value is None:
         return _fill(forms["free"], {"text": NOTE.sub("", erratum.text, count=1)})
+    if skill and is_quoted(erratum.field) and wording in (None, shipped_wordings()["default"]):
+        # Without the old text: SmolLM2 answers with it if the sentence has both.
+        return _fill(forms["free"], {"text": _line_with(skill, erratum.field, erratum.value)})
     field, form = erratum.field, wording_form(wording, forms)
     if erratum.skill:
         field = _fill(forms["of"], {"field": field, "skill": erratum.skill})
-    values = {"field": field, "value": erratum.value}
-    if skill and is_quoted(erratum.field) and wording in (None, shipped_wordings()["default"]):
-        values["line"] = _line_with(skill, erratum.field, erratum.value)
-        form = forms["place"]
-    return _fill(form, values)
+    return _fill(form, {"field": field, "value": erratum.value})
 
 
 def wording_form(wording: str | None, forms: Mapping[str, str] = {}) -> str:
@@ -174,7 +174,7 @@ def wording_form(wording: str | None, forms: Mapping[str, str] = {}) -> str:
 
 
 def language_forms(text: str) -> Mapping[str, str]:
-    """Return the wordings in the language of a text by kind: `now` (not of English), `place`, `free`, `of`."""
+    """Return the wordings in the language of a text by kind: `now` (not of English), `free`, `of`."""
     languages: Mapping[str, Mapping[str, str]] = shipped_wordings()["languages"]
     return {**languages["en"], **languages[language_of(text[:READ])]}
 
@@ -214,14 +214,14 @@ def _line_with(skill: Fielded, field: str, value: str) -> str:
         before = "\u2026" + before[-MOST_QUOTED:].partition(" ")[2]
     if len(after) > MOST_QUOTED:
         after = after[:MOST_QUOTED].rpartition(" ")[0] + "\u2026"
-    return f"{before}{value}{after}".strip()
+    return f"{before}{value}{after}".strip(MARKS)
 
 
 @cache
 def shipped_wordings() -> Mapping[str, Any]:
     """Return prompts/errata.json: `wordings` of fields by name, the name of the `default`, and by language the default
-    one, those of a `place` and of `free` text, how a field is named `of` a skill where several skills have one of that
-    name, and frequent words."""
+    one, that of `free` text, how a field is named `of` a skill where several skills have one of that name, and frequent
+    words."""
     data: dict[str, Any] = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
     return data
 

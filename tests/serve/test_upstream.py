@@ -502,6 +502,6 @@ def test_a_value_named_by_its_text(fake: Fake, http: httpx.Client) -> None:
     how = {"splice": ["returns"], "errata": ["2026-05-01 => 2027-02-03", "over 500 => over 100"]}
     ask(http, QUESTION, notes=how)
     first = contents(fake)
-    assert NOW in first[1] and '"over 500" is now "over 100": - If the amount is over 100 then' in first[1]
+    assert NOW in first[1] and "Correction: If the amount is over 100 then" in first[1]
     ask(http, QUESTION, {"role": "assistant", "content": "No."}, QUESTION, notes=how)
     assert contents(fake)[:2] == first and contents(fake)[3] == QUESTION["content"]

@@ -222,8 +222,8 @@ def test_the_language_of_the_skill() -> None:
         assert language_forms(text)["free"] == "Correction: {text}" and "now" not in language_forms(text), text
     for name in TEXTS:
         forms = language_forms(TEXTS[name])
-        assert all("{field}" in forms[kind] and "{value}" in forms[kind] for kind in ("now", "place") if kind in forms)
-        assert "{line}" in forms["place"] and "{text}" in forms["free"] and "{skill}" in forms["of"], name
+        assert name == "en" or ("{field}" in forms["now"] and "{value}" in forms["now"])
+        assert "{text}" in forms["free"] and "{skill}" in forms["of"], name
 
 
 def test_an_erratum_in_the_language_of_its_skill() -> None:
@@ -237,5 +237,5 @@ def test_an_erratum_in_the_language_of_its_skill() -> None:
     assert word(Erratum(None, None, "Note: Neu."), None, skill) == "Korrektur: Neu."
     assert word(Erratum("Frist", "9", ""), "changed", skill) == "Update: the Frist has changed to 9."
     place = Erratum('"17 Uhr"', "18 Uhr", "")
-    assert word(place, None, skill) == 'Korrektur: "17 Uhr" ist jetzt "18 Uhr": Wir sind bis 18 Uhr da.'
+    assert word(place, None, skill) == "Korrektur: Wir sind bis 18 Uhr da."
     assert word(place, "{field} -> {value}", skill) == '"17 Uhr" -> 18 Uhr'
