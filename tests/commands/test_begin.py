@@ -106,6 +106,14 @@ def test_the_order_of_defaults(
     assert chosen()[0] == kinds["gemma3"]
 
 
+def test_doctor_shows_the_file_that_init_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ", which notes init writes)" in run_here("doctor").out
+    written = run_here("init").out.splitlines()[0]
+    (line,) = (line for line in run_here("doctor").out.splitlines() if line.startswith("config "))
+    assert Path(line.split()[1]).name == Path(written).name and line.endswith(" (settings)")
+
+
 def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Path) -> None:
     """The demonstration alone is announced, with the ways to a real model."""
     first = run_here("compile", skill)

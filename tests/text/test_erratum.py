@@ -13,6 +13,7 @@ from notes_cli.text.erratum import (
     Erratum,
     Known,
     Reference,
+    known_fields,
     language_forms,
     language_of,
     parse_erratum,
@@ -21,7 +22,7 @@ from notes_cli.text.erratum import (
     word,
 )
 from notes_cli.text.fields import Field
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Skill, parse_skill
 
 KNOWN = {"date", "tier", "日期", "Delivery time", "Größe", "returns.date"}
 NAMES = st.sampled_from(["returns", "support", "規則"])
@@ -224,6 +225,30 @@ def test_the_language_of_the_skill() -> None:
         forms = language_forms(TEXTS[name])
         assert name == "en" or ("{field}" in forms["now"] and "{value}" in forms["now"])
         assert "{text}" in forms["free"] and "{skill}" in forms["of"], name
+
+
+# Of a text in each language: prose, and fields with an old and a new value.
+SKILLS = {
+    "zh": "我们接受退货\u3002 配送时间=3天/5天 运费=9元/12元 退货期限=30天/14天 电话=5550142/5550199 经理=李伟/王芳",
+    "de": "Wir_nehmen_zurück,_was_nicht_benutzt_ist. Lieferzeit=3_Tage/5_Tage Versand=9_Euro/12_Euro "
+    "Rückgabefrist=30_Tage/14_Tage Telefon=5550142/5550199 Leiterin=Frau_Weber/Frau_Koch",
+    "es": "Aceptamos_la_devolución_en_la_tienda_y_no_por_correo. Plazo=3_días/5_días Envío=9_euros/12_euros "
+    "Garantía=30_días/14_días Teléfono=5550142/5550199 Gerente=Ana_Ruiz/Luis_Gil",
+    "ja": "返品は店で受け付けます\u3002 配送時間=3日/5日 送料=900円/1200円 "
+    "返品期限=30日/14日 電話番号=5550142/5550199 店長=佐藤/鈴木",
+}
+
+
+@pytest.mark.parametrize("language", SKILLS)
+def test_five_corrections_in_the_language_of_the_skill(language: str) -> None:
+    prose, *lines = SKILLS[language].split()
+    fields = {name: values.replace("_", " ").split("/") for name, values in (line.split("=") for line in lines)}
+    text = "\n".join([prose.replace("_", " "), "", *(f"- {name}: {old}" for name, (old, _) in fields.items())])
+    skill = parse_skill(text, source="-", default="shop")
+    errata = read_errata([f"{name}={new}" for name, (_, new) in fields.items()], known_fields(skill))
+    form = shipped_wordings()["languages"][language]["now"]
+    stated = [form.replace("{field}", name).replace("{value}", new) for name, (_, new) in fields.items()]
+    assert [word(erratum, None, skill) for erratum in errata] == stated
 
 
 def test_an_erratum_in_the_language_of_its_skill() -> None:
