@@ -46,7 +46,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(38_900, 32_500),
     "package files": Bound(132, 130),
-    "test lines": Bound(36_575, 29_500),
+    "test lines": Bound(36_580, 29_500),
     "bench and training lines": Bound(16_040, 16_500),
     "docs lines": Bound(4_000, 4_000),
     "commands": Bound(19, 21),

@@ -1,6 +1,6 @@
 """Measure how long models of four sizes read a text, and how long they take for it from a file: README's table.
 
-    python -m bench.sizes [--write]   15 minutes on two quiet cores; 10 GB in build/bench, of memory 12 GB
+    python -m bench.sizes [--write]   a quarter of an hour on two quiet cores; 10 GB in build/bench, of memory 12 GB
 
 Models have random weights in the shapes of Qwen3 0.6B to 8B as Q4_0, with the words of SmolLM2. Each is measured as by
 `notes bench`, in turn: a prefill, a splice of the same text from its file, each with a question after it.
@@ -28,7 +28,7 @@ SHAPES = {
     "8B": Shape(layers=36, width=4096, heads=32, feed_forward=12288, kind=Q4_0),
 }
 RESULTS = ROOT / "docs" / "results" / "sizes.json"
-BEGIN, END = "<!-- sizes -->\n", "\n<!-- end -->"
+BEGIN, END = "<!-- sizes -->\n", "<!-- end -->"
 HEAD = f"model | reads {TOKENS:,} tokens in | takes them from a file in | answers begin | file"
 
 
@@ -65,7 +65,7 @@ def main() -> int:
     print(table(found))
     if write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        put_between(ROOT / "README.md", BEGIN, END, table(found))
+        put_between(ROOT / "README.md", BEGIN, END, f"{table(found)}\n")
     return 0
 
 

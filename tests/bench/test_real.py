@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench import sizes
 from bench.real import report
 from bench.real.measure import Corrected, Fidelity, interval
 from bench.real.run import Outcome, answers
@@ -30,6 +32,11 @@ def test_the_pages_have_the_tables() -> None:
     assert "<!-- real: summary -->\n| " in readme
     assert all(f"<!-- real: {name} -->\n| " in findings for name in report.TABLES)
     assert readme.count("\n") <= 180
+
+
+def test_the_readme_has_the_table_of_sizes() -> None:
+    table = sizes.table(json.loads(sizes.RESULTS.read_text(encoding="utf-8")))
+    assert f"{sizes.BEGIN}{table}\n{sizes.END}" in (sizes.ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("tasks", TASKS, ids=lambda tasks: tasks.skill)
