@@ -4,7 +4,7 @@
 
 Prompts have the size and the order of those of coding agents: a system text in sections with a date, a git status and
 rules of the project, tools, and a conversation with tool results, made of sentences of the sample skills. The tools are
-before the system text, behind it (in the template's general form), or in its middle. The model has random weights in
+before the system text, in its middle, or sent apart (in the template's general form). The model has random weights in
 two layers and SmolLM2's vocabulary, as only tokens are counted. Each change is one of the first request.
 """
 
