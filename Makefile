@@ -28,7 +28,7 @@ $(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CP
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "notes needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another: make PYTHON=python3.12"; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "llama.cpp is compiled, and there is no C++ compiler. Install one (apt install g++, dnf install gcc-c++, xcode-select --install), or name it: CXX=FILE make"; exit 1; }
 	@$(BIN)/python -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "Building the patched llama.cpp (about 3 minutes on two cores, once) ..."
+	@echo "Building the patched llama.cpp (3 to 7 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q -e .
 	@touch $@
 

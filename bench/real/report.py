@@ -88,7 +88,7 @@ def corrections_table(found: dict[str, Any]) -> str:
 
 
 def summary_table(found: dict[str, Any]) -> str:
-    """What README shows of the other tables."""
+    """Return the table in README: some counts of the others, without intervals."""
     ways = {row["way"]: row for row in found["fidelity"]}
     methods = {row["method"]: row for row in found["corrections"]["methods"]}
     spliced = {

@@ -56,8 +56,8 @@ from notes_cli.text.tools import form_of
 
 TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
 SPARE = 128  # tokens that bound the template's text in a session's turn
-SENTENCE = 32  # tokens that bound the template's text around an erratum, and what is written twice in it
-QUOTED = 6 * MOST_QUOTED  # likewise the words around a place in it
+SENTENCE = 32  # most tokens of the template around an erratum, and of a field's name that the wording repeats
+QUOTED = 6 * MOST_QUOTED  # most tokens of the words around a value that is named by its text
 MOST_ITEMS = 10_000  # messages with their parts and calls, or tools: to parse them takes Python's lock for 0.3 s
 MATCHED = ("system", "user", "tool")  # roles of messages in which skills' texts are matched
 
@@ -275,7 +275,7 @@ def _prepare_chat(
     for name in map(skill_name, names):
         segment = known.get(name) or cache.segment(name)
         named.setdefault(segment.name, segment)
-    skills, messages, almost = dict(named), list(request.messages), list[Notice]()
+    skills, messages, near = dict(named), list(request.messages), list[Notice]()
     if request.notes.match:
         # With a salt, only the conversation's own skills: a client must not learn which texts others have compiled.
         texts: list[Segment] = [*known.values(), *([] if request.notes.private else cache.known())]
@@ -286,8 +286,8 @@ def _prepare_chat(
         for number, message in enumerate(messages):
             if message.role in roles:
                 messages[number] = replace(message, parts=match_skills(message.parts, skills, texts, opened))
-        left = [text for text in texts if text.name not in skills]
-        almost = cache.almost([message.parts for message in messages if message.role in roles], left) if left else []
+        if others := [text for text in texts if text.name not in skills]:
+            near = cache.near_matches([message.parts for message in messages if message.role in roles], others)
     messages = [_with_images(state, request, message, skills, dry=dry) for message in messages]
     settings = defaults(workspace)
     # Skills that the request names, and that no message has: their K/V can get new values in place.
@@ -322,7 +322,7 @@ def _prepare_chat(
         other_roles = [role for role in roles if role != "tool"]
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     ready = _with_limits(state, request, prompt, replace(settings, think=think))
-    ready.notices.extend(almost)
+    ready.notices.extend(near)
     if request.tools and workspace.template.generic_tools:
         notice = f"{workspace.template.name} has no tools: the prompt describes them in a general form"
         ready.notices.append(Notice(notice))

@@ -195,7 +195,7 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     tools: list[Json] = []
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
-    readers(data or [], "tools", "a list of tools")  # checks it
+    readers(data or [], "tools", "a list of tools")  # refuses anything else
     try:
         for tool, namespace in flat_tools(data or []):
             if (kind := tool.get("type")) not in ("function", "custom"):

@@ -47,7 +47,7 @@ from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 from notes_cli.text.skill import image_skill, load_skill
 
 SHORTEST = 64  # characters of a text without fields that is matched in messages: shorter ones are not worth it
-LOGGED = 256  # differences of texts that almost match
+LOGGED = 256  # near matches: texts in messages that differ from a skill
 PAUSE = 0.1  # seconds between attempts while another process compiles the same image
 OPEN = 32  # unused segments that are kept open, with a file descriptor each
 
@@ -77,7 +77,7 @@ class SegmentCache:
         self._index: tuple[list[Segment], TextIndex | None] = [], None  # of the skills whose K/V can be moved
         self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
         self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
-        self._missed: set[str] = set()  # logged differences of texts that almost match
+        self._logged: set[str] = set()  # near matches
 
     def segment(self, name: str) -> Segment:
         """Return a compiled skill. Raises SegmentError for an unknown one, or one of another model."""
@@ -126,8 +126,8 @@ class SegmentCache:
             return None
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
-    def almost(self, messages: Iterable[Sequence[Part]], skills: Iterable[Segment]) -> list[Notice]:
-        """Describe the skills whose texts are almost in the messages, and log each difference once."""
+    def near_matches(self, messages: Iterable[Sequence[Part]], skills: Iterable[Segment]) -> list[Notice]:
+        """Describe the skills of whose texts the messages have a different version, and log each difference once."""
         parts = [part.text for message in messages for part in message if isinstance(part, TextPart)]
         lines = {line for text in parts for line in _lines(text)}
         found = [(skill.name, difference(skill.text, lines)) for skill in _longest_first(skills)]
@@ -135,8 +135,8 @@ class SegmentCache:
             f"the text of {name} is in a message, but not as it was compiled: {how}" for name, how in found if how
         ]
         for notice in notices:
-            if notice not in self._missed and len(self._missed) < LOGGED:
-                self._missed.add(notice)
+            if notice not in self._logged and len(self._logged) < LOGGED:
+                self._logged.add(notice)
                 output.say(notice)
         return list(map(Notice, notices))
 

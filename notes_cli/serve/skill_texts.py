@@ -201,7 +201,7 @@ class Placer:
         with renaming({**places, "messages[0].content": head_key, "messages": key}):
             placed = self.place({**rest, "messages": [*head, *listed]}, client)
         messages = placed.body.pop("messages")
-        if head or ([one.get("role") for one in messages[:1]] == ["system"] != [one.get("role") for one in listed[:1]]):
+        if head or (_begins_with_system(messages) and not _begins_with_system(listed)):
             placed.body[head_key] = messages.pop(0)["content"]
         for message in messages if key == "input" else ():
             for part in message["content"] if isinstance(message.get("content"), list) else ():
@@ -250,6 +250,10 @@ def _put_after_skills(message: Json, texts: Sequence[str]) -> None:
             holder[key] = BETWEEN.join([before + mark, *texts, *([after.lstrip("\n")] if after.strip() else [])])
             return
     _put_before(message, texts)
+
+
+def _begins_with_system(messages: Sequence[Json]) -> bool:
+    return bool(messages) and messages[0].get("role") == "system"
 
 
 def _put_before(message: Json, texts: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """Keeps the system texts of a model with recurrent layers on disk, so that they survive a restart.
 
-No part of such a prompt is of use elsewhere, but its beginning is: the K/V of the tokens before the first question, and
-the recurrent state after them. While the server is idle, that of the latest prompt becomes a file beside learned texts
-(serve/learned.py); at its start the server finds those files (`PrefixStore.add_file`). A text with words about the
-present would be another one the next time.
+Rows of such a model are reused at the beginning of a prompt only. While the server is idle, it writes those before the
+first question of the latest prompt, with the recurrent state after them, into a file beside learned texts
+(serve/learned.py), and it adds these files to the prefix cache when it starts (`PrefixStore.add_file`). A text with
+words about the present is not kept, as it differs in the next prompt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SystemTexts:
         self._writer.shutdown()
 
     def keep(self) -> None:
-        """Write the system text of the latest idle prefix, if that has no file. Others with a salt are a client's."""
+        """Write the system text of the latest idle prefix, unless it has a file, or a salt: then it is one client's."""
         prefix = max(self._prefixes.idle_prefixes(), key=lambda prefix: prefix.used, default=None)
         if prefix is None or prefix.layout is None or prefix.salt or not self._store.exact:
             return

@@ -175,7 +175,7 @@ class ToolCallStream:
         """Read on to the end of the arguments, or of the text."""
         for match in _STRUCTURE.finditer(text, self._read):
             sign = match[0]
-            if sign == "\\":  # what it escapes is to come
+            if sign == "\\":  # the escaped character is not generated yet
                 self._read = match.start()
                 return
             self._quoted ^= sign == '"'

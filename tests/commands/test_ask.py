@@ -67,7 +67,7 @@ def test_the_defaults_of_the_model_hold(notes: Notes, compiled: Path, model: Pat
 
 
 def test_a_model_without_a_chat_template_is_reported(notes: Notes, make_model: Callable[..., Path]) -> None:
-    """Else an instruct model answers badly, and nobody knows why."""
+    """Without its template an instruct model answers badly, so `ask` and `doctor` report that there is none."""
     model = make_model("llama", template=None)
     for words in (("ask", "Why?", "-n", 1), ("ask", "Why?", "--explain")):
         assert f"{model.name} has no chat template: it is asked as Question" in notes(*words, "-m", model).err

@@ -213,7 +213,7 @@ TEXTS = {
 
 
 def test_the_language_of_the_skill() -> None:
-    """All ten are told apart; other languages in their scripts, and texts of data, get English as before."""
+    """The ten languages are recognized. Other languages, and texts of data, get the English wording."""
     assert {language: language_of(text) for language, text in TEXTS.items()} == {name: name for name in TEXTS}
     for text in (
         *("", "date: 2026-06-01", "die: 5\nla: 4", "Ціна: 5. Ми приймаємо повернення", "Цена: 5", "قیمت: 5 پوند"),

@@ -181,7 +181,7 @@ def test_what_has_no_text_is_refused_in_one_line(tmp_path: Path, name: str, capf
 
 @pytest.mark.parametrize("name", ["plain.pdf", "page.html", "report.docx", "book.epub", "cells.ipynb"])
 def test_damage_is_reported_in_one_line(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """What is left of a damaged document may still have a text."""
+    """A damaged document gives a text or a short error, and prints nothing."""
     draw, path = random.Random(name), tmp_path / name
     for _ in range(60):
         data = bytearray(READ[name][0])
